@@ -14,6 +14,7 @@ from controller.core.errors import ConfigError
 from controller.core.registry import Registry
 from controller.flow.flows import FlowStage, MsFlow
 from controller.flow.urgency import (
+    MOST_LOAD,
     crossing_at,
     level_of,
     minimal_link_utilisation,
@@ -103,6 +104,11 @@ class FlowContext(Protocol):
 class FlowPolicy(Protocol):
     name: ClassVar[str]
 
+    @property
+    def most_load(self) -> float:
+        """Share of a port up to which the load before a flow counts: more changes no turn."""
+        ...
+
     def turn(self, state: FlowState, context: FlowContext, now: float, boundary: bool) -> Turn:
         """The flow's turn now. `boundary`: it may be promoted now, since a layer begins or the period is over."""
         ...
@@ -132,6 +138,8 @@ class DeferAndPromote:
     - `bytes_of`: what counts as left: `request`, all that the request still has to send over the port, layers that are
       not computed yet too; or `flow`, as printed, which is up to L times too small with a flow for each layer.
     - `load_of`: rho: `before`, what goes before the flow; or `all`, as printed, where flows promote one another.
+    - `most_load`: up to which rho counts, since on a full port every flow would be infinitely urgent; 1, as printed: it
+      counts whole.
     - `late`: a KV transfer that cannot be in time any more, even alone: `last`, after all that can; or `first`, as
       printed, since its MLU is above 1: under overload transfers that are late then make all others late.
     - `within`: what goes first of one relative layer index: `batch`, as printed, the first in the order between
@@ -154,6 +162,7 @@ class DeferAndPromote:
         level_one: float | None = None
         bytes_of: str = "request"
         load_of: str = "before"
+        most_load: float = MOST_LOAD
         late: str = "last"
         within: str = "batch"
         queued: bool = True
@@ -169,6 +178,8 @@ class DeferAndPromote:
                 raise ConfigError("ratio must be above 1", field="ratio")
             if self.level_one is not None and not self.level_one >= self.scale / self.ratio**2:
                 raise ConfigError("level_one must not be below the threshold of level 2", field="level_one")
+            if not 0 < self.most_load <= 1:
+                raise ConfigError("most_load must lie in (0, 1]", field="most_load")
             for field, value, valid in (
                 ("bytes_of", self.bytes_of, ("request", "flow")),
                 ("load_of", self.load_of, ("before", "all")),
@@ -189,6 +200,10 @@ class DeferAndPromote:
     def __init__(self, config: Config | None = None) -> None:
         self.config = config or self.Config()
         self._thresholds = self.config.thresholds
+
+    @property
+    def most_load(self) -> float:
+        return self.config.most_load
 
     def turn(self, state: FlowState, context: FlowContext, now: float, boundary: bool) -> Turn:
         flow, last = state.flow, self.config.levels - 1
@@ -224,7 +239,7 @@ class DeferAndPromote:
         at = min(
             crossing_at(
                 left, flow.deadline or 0.0, context.bandwidth(port), self._load_at(state.level, context, port),
-                self._thresholds, state.level,
+                self._thresholds, state.level, self.config.most_load,
             )
             for port in (flow.egress, flow.ingress)
         )  # fmt: skip
@@ -260,7 +275,7 @@ class DeferAndPromote:
             loads = [self._load_at(level, context, port) for port, _ in ports]
             found = level_of(
                 max(
-                    minimal_link_utilisation(left, time_left, bandwidth, load)
+                    minimal_link_utilisation(left, time_left, bandwidth, load, self.config.most_load)
                     for (_, bandwidth), load in zip(ports, loads, strict=True)
                 ),
                 self._thresholds,
@@ -285,6 +300,8 @@ class DeferAndPromote:
 
 class Unchanging:
     """A baseline's turn changes only with events."""
+
+    most_load: ClassVar[float] = 1.0
 
     @dataclass(frozen=True, slots=True)
     class Config:

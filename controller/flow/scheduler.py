@@ -16,7 +16,6 @@ from controller.core.errors import ConfigError
 from controller.flow.flows import FlowStage, MsFlow
 from controller.flow.policies import LATE_RANK, STEADY, DeferAndPromote, FlowPolicy, FlowState, Turn
 from controller.flow.sorted_items import SortedItems
-from controller.flow.urgency import MOST_LOAD
 
 SCAVENGER = Turn((math.inf,), wire_class=7)
 PRESSED = Turn((-1.0,), wire_class=0)
@@ -278,7 +277,7 @@ class FlowScheduler:
         if before.bandwidth != seen.bandwidth:
             self._left_changed(self._flows, touched)
         for band, watchers in self._watchers.get(seen.port, {}).items():
-            was, is_now = (min(_load_before(each, band), MOST_LOAD) for each in (before, seen))
+            was, is_now = (min(_load_before(each, band), self.policy.most_load) for each in (before, seen))
             # With less load they change later than expected, so to look for nothing then costs less than this.
             if is_now > was or (is_now < was and not self.config.lazy):
                 self._stale |= dict.fromkeys(watchers, False)

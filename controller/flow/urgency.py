@@ -8,20 +8,24 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
-MOST_LOAD = 0.95  # of a port that other flows may be counted with: more would make every flow infinitely urgent
+MOST_LOAD = 0.95  # of a port that other flows are counted with by default: more would make every flow infinitely urgent
 
 
-def minimal_link_utilisation(left_bytes: float, time_left_s: float, bandwidth: float, load: float) -> float:
-    """The share of the port's free bandwidth that the rest needs to be in time (MLU). Infinite without time left.
+def minimal_link_utilisation(
+    left_bytes: float, time_left_s: float, bandwidth: float, load: float, most_load: float = MOST_LOAD
+) -> float:
+    """The share of the port's free bandwidth that the rest needs to be in time (MLU). Infinite without time left, and
+    where nothing is free.
 
-    `bandwidth` in bytes/s, `load` is the share of it that others take, counted up to MOST_LOAD. Above 1 the deadline
+    `bandwidth` in bytes/s, `load` is the share of it that others take, counted up to `most_load`. Above 1 the deadline
     cannot be kept.
     """
     if left_bytes <= 0:
         return 0.0
-    if time_left_s <= 0:
+    free = _free(bandwidth, load, most_load)
+    if time_left_s <= 0 or free <= 0:
         return math.inf
-    return left_bytes / (time_left_s * bandwidth * (1.0 - min(max(load, 0.0), MOST_LOAD)))
+    return left_bytes / (time_left_s * free)
 
 
 def promotion_thresholds(levels: int, scale: float, ratio: float) -> tuple[float, ...]:
@@ -41,13 +45,24 @@ def level_of(utilisation: float, thresholds: Sequence[float]) -> int:
 
 
 def crossing_at(
-    left_bytes: float, deadline: float, bandwidth: float, load: float, thresholds: Sequence[float], level: int
+    left_bytes: float,
+    deadline: float,
+    bandwidth: float,
+    load: float,
+    thresholds: Sequence[float],
+    level: int,
+    most_load: float = MOST_LOAD,
 ) -> float:
-    """When a flow that does not move leaves `level` for the next one up; infinite at level 1."""
+    """When a flow that does not move leaves `level` for the next one up: infinite at level 1, and minus infinity where
+    nothing is free."""
     if level <= 1 or left_bytes <= 0:
         return math.inf
-    free = bandwidth * (1.0 - min(max(load, 0.0), MOST_LOAD))
-    return deadline - left_bytes / (thresholds[level - 2] * free)
+    free = _free(bandwidth, load, most_load)
+    return deadline - left_bytes / (thresholds[level - 2] * free) if free > 0 else -math.inf
+
+
+def _free(bandwidth: float, load: float, most_load: float) -> float:
+    return bandwidth * (1.0 - min(max(load, 0.0), most_load))
 
 
 def relative_layer_index(target_layer: int, current_layer: int) -> int:

@@ -27,7 +27,12 @@ from controller.flow.sorted_items import SortedItems
 from tests.controller.flow.full_recomputation import FullGate, FullScheduler
 
 RATE = 100.0  # bytes/s of each port
-CONFIGS = [{"level_one": 1.0}, {"load_of": "all"}, {"late": "first", "bytes_of": "flow"}, {"within": "least"}]
+CONFIGS = [
+    {"level_one": 1.0},
+    {"load_of": "all"},
+    {"late": "first", "bytes_of": "flow", "most_load": 1.0},
+    {"within": "least"},
+]
 POLICIES = {name: FLOW_POLICIES[name] for name in FLOW_POLICIES} | {
     f"mfs {config}": lambda config=config: DeferAndPromote(DeferAndPromote.Config(**config)) for config in CONFIGS
 }

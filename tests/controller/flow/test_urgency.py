@@ -37,6 +37,13 @@ def test_a_full_port_makes_nothing_infinitely_urgent():
     assert minimal_link_utilisation(2e9, 0.5, BANDWIDTH, 1.0) == minimal_link_utilisation(2e9, 0.5, BANDWIDTH, 0.95)
 
 
+def test_as_printed_a_full_port_makes_everything_infinitely_urgent():
+    assert minimal_link_utilisation(2e9, 0.5, BANDWIDTH, 1.2, most_load=1.0) == math.inf
+    assert minimal_link_utilisation(0.0, 0.5, BANDWIDTH, 1.2, most_load=1.0) == 0.0
+    assert crossing_at(3.0, 7.0, 1.0, 1.2, (0.5, 0.125), 2, most_load=1.0) == -math.inf
+    assert crossing_at(3.0, 7.0, 1.0, 0.9, (0.5, 0.125), 3, most_load=0.5) == 7.0 - 3.0 / (0.125 * 0.5)
+
+
 def test_m2_levels():
     thresholds = promotion_thresholds(4, 0.5, 4)
     assert thresholds == pytest.approx((0.125, 0.03125, 0.0078125))
@@ -159,6 +166,24 @@ def test_a_flow_does_not_count_its_own_rate_as_load():
     assert permits(printed)["a"].rank[0] == 0
 
 
+def test_the_load_before_a_flow_counts_up_to_a_bound():
+    """Reuse fills the port: as printed even a flow that has all the time then goes before it."""
+    seen = PortSeen("out", 1.0, {1.0: 1.0})
+    calm = scheduler().handle([seen, Submitted(kv("a", 0.0005))], 0.0)[0]
+    assert permits(calm)["a"].rank[0] == 3  # 0.0005 / 0.05 = 0.01
+    assert permits(scheduler(most_load=0.5).handle([seen, Submitted(kv("a", 0.0005))], 0.0)[0])["a"].rank[0] == 5
+    printed = scheduler(most_load=1.0)
+    assert permits(printed.handle([seen, Submitted(kv("a", 0.0005))], 0.0)[0])["a"].rank[0] == 0
+
+
+def test_more_load_promotes_only_up_to_the_bound():
+    for most_load, rank in ((0.5, None), (1.0, 0)):
+        made = scheduler(most_load=most_load)
+        made.handle([PortSeen("out", 1.0, {1.0: 0.5}), Submitted(kv("a", 0.0005))], 0.0)
+        turns = permits(made.handle([PortSeen("out", 1.0, {1.0: 1.0})], 0.1)[0])
+        assert (turns["a"].rank[0] if turns else None) == rank
+
+
 def test_a_transfer_that_cannot_be_in_time_goes_last():
     """Even alone it would be late: before everything else it would only make others late. It comes back if it can be
     in time after all."""
@@ -272,6 +297,8 @@ def test_a_flow_that_is_not_taken_says_why_and_the_others_go_on():
         ({"level_one": 0.001}, "level_one"),
         ({"bytes_of": "layer"}, "bytes_of"),
         ({"load_of": "self"}, "load_of"),
+        ({"most_load": 0}, "most_load"),
+        ({"most_load": 1.01}, "most_load"),
         ({"wire": "raw"}, "wire"),
         ({"late": "never"}, "late"),
         ({"within": "unit"}, "within"),
