@@ -24,6 +24,7 @@ from controller.flow.scheduler import (
     FlowHeld,
     FlowProgress,
     FlowScheduler,
+    LayerNeeded,
     LayerStarted,
     NotTaken,
     OrderSent,
@@ -200,6 +201,12 @@ class Gate:
             self._measured[sender.number] = sender
             self._events.append(FlowProgress(flow_id, left))
         return changed
+
+    def needed_by(self, flow_id: str, layer: int) -> bool:
+        """This layer waits for its next bytes. False if the flow is not known."""
+        if flow_id in self._senders:
+            self._events.append(LayerNeeded(flow_id, layer))
+        return flow_id in self._senders
 
     def press(self, flow_id: str) -> bool:
         """An end of it is short of memory. False if the flow is not known."""

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple
 
 from controller.core.errors import ConfigError
@@ -41,6 +41,14 @@ class FlowProgress(NamedTuple):
 
     flow_id: str
     left: float
+
+
+class LayerNeeded(NamedTuple):
+    """This layer waits for the flow's next bytes, in place of the one before: a copy of several layers has come so
+    far."""
+
+    flow_id: str
+    layer: int
 
 
 class FlowHeld(NamedTuple):
@@ -110,6 +118,7 @@ FlowEvent = (
     PortSeen
     | Submitted
     | FlowProgress
+    | LayerNeeded
     | FlowHeld
     | Ended
     | BatchQueued
@@ -244,11 +253,9 @@ class FlowScheduler:
             case Submitted(flow):
                 self._submit(flow, now, touched, actions)
             case FlowProgress(flow_id, left):
-                state = self._flows.get(flow_id)
-                if state is not None:
-                    state.left, state.at = max(0.0, left), now
-                    touched.setdefault(flow_id, False)
-                    self._left_changed(self._of_request.get(_request_of(state.flow), ()), touched)
+                self._progress(flow_id, left, now, touched)
+            case LayerNeeded(flow_id, layer):
+                self._layer_needed(flow_id, layer, touched)
             case FlowHeld(flow_id, held, at):
                 self._hold(flow_id, held, at, touched)
             case Ended(flow_id):
@@ -281,6 +288,20 @@ class FlowScheduler:
             # With less load they change later than expected, so to look for nothing then costs less than this.
             if is_now > was or (is_now < was and not self.config.lazy):
                 self._stale |= dict.fromkeys(watchers, False)
+
+    def _progress(self, flow_id: str, left: float, now: float, touched: dict[str, bool]) -> None:
+        state = self._flows.get(flow_id)
+        if state is not None:
+            state.left, state.at = max(0.0, left), now
+            touched.setdefault(flow_id, False)
+            self._left_changed(self._of_request.get(_request_of(state.flow), ()), touched)
+
+    def _layer_needed(self, flow_id: str, layer: int, touched: dict[str, bool]) -> None:
+        """Its urgency is that of a flow of this layer alone, which may be less than before."""
+        state = self._flows.get(flow_id)
+        if state is not None and layer != state.flow.layer:
+            state.flow, state.rli = replace(state.flow, layer=layer), None
+            touched[flow_id] = True
 
     def _hold(self, flow_id: str, held: bool, at: float, touched: dict[str, bool]) -> None:
         state = self._flows.get(flow_id)

@@ -97,7 +97,8 @@ class EmulatedExecutor:
         if work is None or work.seconds <= 0:
             return 0
         since = max(0.0, self._timer.now() - work.since) if work is self._running else 0.0
-        return min(self._layers, int(self._layers * (work.used + since) / work.seconds))
+        # A step that stopped before a layer has passed all those before it, whatever the rounding.
+        return min(self._layers, int(self._layers * (work.used + since) / work.seconds + 1e-9))
 
     def close(self) -> None:
         if self._cancel is not None:

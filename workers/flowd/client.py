@@ -114,6 +114,10 @@ class Flow:
             self._waiting = waiting
             self._report()
 
+    def needed_by(self, layer: int) -> None:
+        """This layer waits for its next bytes, from 0. Others may go first then, from the next look at `turn` on."""
+        self._report(layer=layer)
+
     def end(self) -> None:
         """It was sent or given up. Idempotent."""
         if not self._over:
@@ -134,10 +138,11 @@ class Flow:
             self._changed.set()
             self._client.ended(self)
 
-    def _report(self) -> None:
+    def _report(self, **more: Any) -> None:
         if self.scheduled and not self._over:
             self._reported_at = self._now()
-            self._client.say({"op": "progress", "id": self.id, "left": self._left, "waiting": self._waiting})
+            about = {"id": self.id, "left": self._left, "waiting": self._waiting}
+            self._client.say({"op": "progress", **about, **more})
 
     def _now(self) -> float:
         """Not the loop's time: uvloop's has whole milliseconds, in which a transfer that was held briefly is not."""
@@ -232,12 +237,12 @@ class FlowClient:
         finally:
             del self._asked[name]
 
-    def layer(self, batch: str, layer: int) -> None:
-        """This layer of the batch is computed now, from 0."""
-        self.say({"op": "layer", "unit": self._name, "batch": batch, "layer": layer})
+    def layer(self, batch: str, layer: int, unit: str = "") -> None:
+        """This layer of the batch is computed now, from 0. `unit`: as in `submit`."""
+        self.say({"op": "layer", "unit": unit or self._name, "batch": batch, "layer": layer})
 
-    def computed(self, batch: str) -> None:
-        self.say({"op": "computed", "unit": self._name, "batch": batch})
+    def computed(self, batch: str, unit: str = "") -> None:
+        self.say({"op": "computed", "unit": unit or self._name, "batch": batch})
 
     def say(self, message: dict[str, Any]) -> None:
         """Send it with all else that is said before the event loop goes on: a call of the kernel costs more than

@@ -6,7 +6,8 @@ Messages are JSON, one a line. A client submits each transfer once and then repo
   byte is due), and optionally `unit`, `batch`, `requests`, `layer`, `later_bytes`, and `over`: `link` (the default) or
   `memory`, for what is read from a copy in this host's memory and takes nothing of its link. `target_in_s`: when it
   was meant to arrive, negative if that is over, null if there is no target. It is shown only; without it, `due_in_s`.
-- `progress`: `id`, `left` bytes, `waiting` (nothing to send now). Without it for `lease_s` the transfer is dropped.
+- `progress`: `id`, `left` bytes, `waiting` (nothing to send now), and optionally `layer`, which waits for its next
+  bytes. Without it for `lease_s` the transfer is dropped.
 - `urgent`: `id`: an end of it is short of memory. `completion`: `id`, and
   `left` bytes if it was given up. `status`.
 - `queue`: `id`. Answered by `queue` with `id` and `seconds`: how long the link takes for what transfers of requests
@@ -238,9 +239,10 @@ class FlowDaemon:
         if owner is not writer or gate is None:
             raise Refused("id", f"flow {flow_id!r} is not one of yours")
         if op == "progress":
-            left = _number(said, "left")
+            left, layer = _number(said, "left"), _whole(said, "layer") if "layer" in said else None
             self._history.moved(flow_id, left)
-            return gate.progress(flow_id, left, _flag(said, "waiting"), self._now())
+            changed = gate.progress(flow_id, left, _flag(said, "waiting"), self._now())
+            return changed or (layer is not None and gate.needed_by(flow_id, layer))
         if op == "urgent":
             gate.press(flow_id)
         else:

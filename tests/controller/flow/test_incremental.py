@@ -17,6 +17,7 @@ from controller.flow.scheduler import (
     FlowProgress,
     FlowScheduler,
     FlowSchedulerConfig,
+    LayerNeeded,
     LayerStarted,
     OrderSent,
     PortSeen,
@@ -74,6 +75,7 @@ def an_event(rng, now, live, number, gated):
         return Ended(one)
     left = FlowProgress(one, rng.uniform(0.0, 40.0))
     held = FlowHeld(one, rng.random() < 0.5, now) if gated else left
+    of_all.append(LayerNeeded(one, rng.randrange(8)))
     return rng.choice([*of_all, left, left, held, held, order, Pressed(one) if rng.random() < 0.1 else order])
 
 

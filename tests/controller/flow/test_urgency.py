@@ -10,6 +10,7 @@ from controller.flow.policies import DeferAndPromote
 from controller.flow.scheduler import (
     FlowProgress,
     FlowScheduler,
+    LayerNeeded,
     LayerStarted,
     NotTaken,
     OrderSent,
@@ -148,6 +149,20 @@ def test_a_flow_of_a_batch_that_computes_is_promoted_at_layer_boundaries_alone()
     made.handle([Submitted(kv("a", 0.02, unit="u"))], 0.0)
     assert permits(made.handle([], 0.95)[0]) == {}  # 0.02 / 0.05 = 0.4 by now, in the middle of a layer
     assert permits(made.handle([LayerStarted("u", "b", 11)], 0.95)[0])["a"].rank[0] == 0
+
+
+def test_a_copy_of_several_layers_is_as_urgent_as_the_layer_it_has_come_to():
+    """It goes before another one while its layer is the nearer one, and after it when that has changed."""
+    made = scheduler()
+    other = MsFlow("other", FlowStage.REUSE, 1.0, "out", "in", "v", "c", ("q",), 1)
+    turns = permits(made.handle([LayerStarted("v", "c", 0), Submitted(reuse(10)), Submitted(other)], 0.0)[0])
+    assert turns["reuse10"].rank < turns["other"].rank
+    turns |= permits(made.handle([LayerNeeded("reuse10", 12)], 0.0)[0])
+    assert turns["other"].rank < turns["reuse10"].rank
+    assert turns["reuse10"].wire_class == 3
+    turns |= permits(made.handle([LayerStarted("u", "b", 12)], 0.0)[0])
+    assert turns["reuse10"].rank < turns["other"].rank
+    assert made.handle([LayerNeeded("reuse10", 12), LayerNeeded("gone", 3)], 0.0)[0] == [], "nothing changed"
 
 
 def test_all_bytes_of_a_request_count_not_those_of_one_layer():

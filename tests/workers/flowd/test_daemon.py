@@ -176,6 +176,15 @@ async def test_wrong_layers_get_an_error_that_names_the_field(path, field, chang
         assert (said["event"], said["field"]) == ("error", field), said
 
 
+@pytest.mark.parametrize("layer", [-1, 0.5, True, "2", None])
+async def test_a_wrong_layer_of_progress_is_named(path, layer):
+    async with serving(path):
+        raw = await Raw.open(path)
+        assert (await raw.asked(**submitted()))["event"] == "permit"
+        said = await raw.asked(op="progress", id="a", left=1, layer=layer)
+        assert (said["event"], said["id"], said["field"]) == ("error", "a", "layer"), said
+
+
 async def test_no_client_computes_more_batches_than_it_may(path, monkeypatch):
     monkeypatch.setattr(flow_daemon, "MOST_BATCHES", 2)
     async with serving(path):

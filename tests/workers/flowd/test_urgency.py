@@ -25,6 +25,21 @@ async def test_what_an_earlier_layer_needs_goes_first(path):
         await until_on_loop(lambda: later.may_send)
 
 
+async def test_a_copy_lets_a_layer_go_first_that_is_needed_sooner_than_its_next_one(path):
+    async with serving(path), connected(path) as client:
+        client.layer("b", 0, "there")
+        copy = client.submit(REUSE, 100 * MB, "host", None, "r", "b", unit="there")
+        await copy.turn(nothing)
+        rival = client.submit(REUSE, 100 * MB, "host", None, "q", "c", layer=1)
+        await until_on_loop(lambda: rival.level)
+        assert (copy.may_send, rival.may_send) == (True, False)
+        copy.needed_by(5)
+        await until_on_loop(lambda: rival.may_send and not copy.may_send)
+        client.layer("b", 5, "there")  # where its prompt has come to: the layer stalls it
+        await until_on_loop(lambda: copy.may_send and not rival.may_send)
+        client.computed("b", "there")
+
+
 async def test_bytes_that_follow_make_a_transfer_more_urgent(path):
     levels = []
     for later in (0.0, 190.0 * MB):

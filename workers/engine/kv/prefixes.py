@@ -18,13 +18,13 @@ import asyncio
 import logging
 import math
 from array import array
-from collections.abc import Callable, Hashable, Iterator, Mapping
+from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, NamedTuple
 
-from controller.core.steps import ComingPrefix, LayersCame, PrefixEnded, Seq
+from controller.core.steps import ComingPrefix, LayersCame, PrefixEnded, Seq, Step
 from workers.engine.engine import Engine, names_of
 from workers.engine.kv.digests import Digest
 from workers.engine.kv.lender import TOKEN_BYTES, tokens_as_bytes
@@ -65,17 +65,19 @@ class _Answer(NamedTuple):
 @dataclass(slots=True)
 class _Copy:
     """One copy: `link` to the lender, `prompt` as it is sent. `patience_s`: how long a layer may take, and all of
-    them twice that. `alone`: no other copy used the link meanwhile. `came`: tokens, at the end all of them or none."""
+    them twice that; `limits` are both, with their seconds. `alone`: no other copy used the link meanwhile. `came`:
+    tokens, at the end all of them or none. `step_id`: that computes the prompt, None before it has begun."""
 
     coming: ComingPrefix
     link: KvLink
     prompt: bytes
     patience_s: float
-    limit: asyncio.Timeout | None = None
+    limits: tuple[tuple[asyncio.Timeout, float], ...] = ()
     begun: asyncio.Event = field(default_factory=asyncio.Event)  # the prompt need not wait any longer
     ended: bool = False
     alone: bool = True
     came: int = 0
+    step_id: int | None = None
 
 
 class PrefixBorrower:
@@ -170,6 +172,21 @@ class PrefixBorrower:
         for copying in self._copying.values():
             copying.cancel()
 
+    def began(self, step: Step) -> None:
+        """Call when a step begins."""
+        for copy in self._moving:
+            if any(chunk.seq.coming is copy.coming for chunk in step.chunks):
+                copy.step_id = step.id
+
+    def _computes(self, copy: _Copy) -> int | None:
+        """The layer of the prompt that is computed or waits; None before it has begun."""
+        layer = None
+        if copy.step_id is not None:
+            layer = min(self._engine.layers_done(copy.step_id), self._store.layers - 1)
+        if (layer or 0) < copy.coming.layers:  # nothing waits: a copy that the daemon holds meanwhile is not late
+            _extend(copy.limits)
+        return layer
+
     def _may_have(self, start: Hashable) -> list[KvLink]:
         """Links to engines that may have the block with this hash."""
         up, now = self._links.up(), asyncio.get_running_loop().time()
@@ -232,10 +249,10 @@ class PrefixBorrower:
         prefix, tried = copy.coming.seq, True
         whole_s = min(self._limit_s, 2 * copy.patience_s)
         try:
-            async with asyncio.timeout(whole_s):
-                async with asyncio.timeout(copy.patience_s) as copy.limit:
-                    with self._beside_others(copy), copy.link.moving():
-                        await self._copy(copy)
+            async with asyncio.timeout(whole_s) as whole, asyncio.timeout(copy.patience_s) as of_a_layer:
+                copy.limits = ((of_a_layer, copy.patience_s), (whole, whole_s))
+                with self._beside_others(copy), copy.link.moving():
+                    await self._copy(copy)
         except TimeoutError:
             told = "a prefix of %d tokens took longer than %g s, or a layer of it longer than %g s"
             log.warning(told, prefix.tokens, whole_s, copy.patience_s)
@@ -264,8 +281,7 @@ class PrefixBorrower:
             self._moving = [other for other in self._moving if other is not copy]
 
     def _layers_came(self, copy: _Copy, layers: int) -> None:
-        if copy.limit is not None and not copy.limit.expired():  # while a layer comes in good time the copy goes on
-            copy.limit.reschedule(asyncio.get_running_loop().time() + copy.patience_s)
+        _extend(copy.limits[:1])  # while a layer comes in good time the copy goes on
         if layers == self._store.layers:
             copy.came = copy.coming.seq.tokens
         if self._engine.scheduler.overlaps_copies:
@@ -313,9 +329,10 @@ class PrefixBorrower:
         connection: KvConnection | None = None
         try:
             connection, _ = await link.take()
-            about = {"unit": self._links.me, "batch": names_of(seq)[1], **self._about(seq)}
-            came = partial(self._layers_came, copy)
-            held = await connection.borrow(seq, copy.prompt, self._store, self._kv, about, came)
+            overlaps = self._engine.scheduler.overlaps_copies
+            about = {"unit": self._links.me, "batch": names_of(seq)[1], "overlaps": overlaps, **self._about(seq)}
+            came, computes = partial(self._layers_came, copy), partial(self._computes, copy)
+            held = await connection.borrow(seq, copy.prompt, self._store, self._kv, about, came, computes)
         except KvTransferError as error:
             log.warning("a prefix of %d tokens from %s was lost: %s", seq.tokens, link.peer.id, error)
             if error.reason not in NOT_THE_LINKS_FAULT:
@@ -338,3 +355,11 @@ class PrefixBorrower:
         self.traffic.borrowed += 1
         self.traffic.tokens += seq.tokens - seq.cached
         self.traffic.seconds += seconds
+
+
+def _extend(limits: Iterable[tuple[asyncio.Timeout, float]]) -> None:
+    """They count from now on, unless they are over."""
+    now = asyncio.get_running_loop().time()
+    for limit, seconds in limits:
+        if not limit.expired():
+            limit.reschedule(now + seconds)

@@ -15,7 +15,8 @@ import asyncio
 import math
 import time
 import zlib
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Iterator, Mapping
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Any, NamedTuple
@@ -40,6 +41,7 @@ from workers.engine.kv.wire import (
 from workers.http.fleet_proof import keyed, proves
 
 PING_S = 3.0  # timeout of a ping
+LOOK_S = 0.002  # how often a step that waits for layers is looked at
 
 
 @dataclass(slots=True)
@@ -228,20 +230,23 @@ class KvConnection:
         traffic: KvTraffic,
         about: Mapping[str, Any],
         came: Callable[[int], None] = lambda layers: None,
+        computes: Callable[[], int | None] = lambda: None,
     ) -> dict[str, Any]:
         """Copy the KV of `seq`, a prefix of the prompt, into its blocks, from the first token that is not cached here.
         The prompt goes on for at least a token, as far as the source said that it holds it: its blocks may have another
         size. `about`: what the source is told for its turn on the link; `came`: called with the number of layers that
-        are here, after each. Returns what it says of its turns.
+        are here, after each; `computes`: the layer that is computed here or waits, None before it has begun, of which
+        the source is told if it asks. Returns what it says of its turns.
 
         Raises KvTransferError; then the content of the blocks is invalid.
         """
         self.received = 0
         asked = {**_of_prompt("lend", prompt, seq.salt), "start": seq.cached, "stop": seq.tokens}
         asked.update(layout=ASKED_FOR, **about)
-        _check_header(await self._ask(asked, STALL_S, prompt), store.layout, seq.tokens)
+        header = await self._ask(asked, STALL_S, prompt)
+        _check_header(header, store.layout, seq.tokens)
         layer = 0
-        with as_transfer_errors(f"KV of {seq.id}", "cut"):
+        with as_transfer_errors(f"KV of {seq.id}", "cut"), self._telling(computes, header.get("computes") is True):
             while layer < store.layers:
                 frame = await self._frame()
                 if "computing" in frame:
@@ -254,6 +259,29 @@ class KvConnection:
                 layer += 1
                 came(layer)
             return _held_in(await self._frame())
+
+    @contextmanager
+    def _telling(self, computes: Callable[[], int | None], wanted: bool) -> Iterator[None]:
+        """Tell the source meanwhile which layer is computed here, and that it is over if all went well."""
+        if not wanted:
+            yield
+            return
+        telling = asyncio.get_running_loop().create_task(self._tell(computes))
+        try:
+            yield
+        finally:
+            telling.cancel()
+        write_frame(self._writer, {"over": True})
+
+    async def _tell(self, computes: Callable[[], int | None]) -> None:
+        """Nothing reports passed layers, so they are polled."""
+        told = -1
+        with suppress(OSError):  # the copy ends by itself then
+            while True:
+                if (layer := computes()) is not None and layer > told:
+                    told = layer
+                    write_frame(self._writer, {"layer": layer})
+                await asyncio.sleep(LOOK_S)
 
     async def _layer(self, seq: Seq, layer: int, start: int, stop: int, store: KvStore, traffic: KvTraffic) -> None:
         step = max(1, PIECE_BYTES // store.token_bytes)

@@ -64,6 +64,45 @@ class LayerStarts:
 
 
 @dataclass(slots=True)
+class ComputedThere:
+    """Passes on to the daemon which layer another engine computes of a prompt whose prefix is copied to it, and which
+    layer the next bytes are for: of two copies, the one goes first whose layer is needed sooner (MFS' relative layer
+    index).
+
+    The unit is the prompt itself, since that engine computes others while this one waits for a layer.
+    """
+
+    client: FlowClient
+    flow: Flow
+    unit: str
+    batch: str
+    _layer: int | None = None  # None: it has not begun
+
+    @property
+    def wanted(self) -> bool:
+        """Whether the daemon makes use of it."""
+        return self.flow.scheduled
+
+    def computes(self, layer: int) -> None:
+        """Layers only ever rise."""
+        self._layer = layer
+        self.again()
+
+    def again(self) -> None:
+        """Say it again, or the daemon would take a prompt that waits for long for one that is computed."""
+        if self._layer is not None and self.wanted:
+            self.client.layer(self.batch, self._layer, self.unit)
+
+    def sends(self, layer: int) -> None:
+        self.again()
+        self.flow.needed_by(layer)
+
+    def over(self) -> None:
+        if self._layer is not None:
+            self.client.computed(self.batch, self.unit)
+
+
+@dataclass(slots=True)
 class TurnsConfig:
     """`client`: None without a transfer daemon. `pressed`: whether memory is short here. `renew`: keep the KV of the
     sequence longer, since its transfer is held. `layers`: reports which layer computes."""
@@ -85,14 +124,17 @@ class TurnsConfig:
         return Turns(self, seq, flow, writer, pressed_there=asked.get("pressed") is True)
 
     def begin_reuse(self, seq: Seq, size: int, asked: dict[str, Any], writer: asyncio.StreamWriter) -> Turns:
-        """The same for a prefix that another engine reuses, whose prefill waits for its first layer. `asked`: also
-        `unit` and `batch`, by which that engine calls itself and the request."""
+        """The same for a prefix that another engine reuses. `asked`: also `unit` and `batch`, by which that engine
+        calls itself and the request, and whether its prefill `overlaps` with the copy. Without that it waits for all
+        of it, and all layers are as urgent as the first."""
         unit, batch = str(asked.get("unit", ""))[:200], str(asked.get("batch", ""))[:200]
         if self.client is None or self.client.off or size <= 0 or not unit or not batch:
             return Turns(self, seq, None, writer)
         to = str(writer.get_extra_info("peername")[0])
+        unit = f"{unit}/{batch}"
         flow = self.client.submit(FlowStage.REUSE, size, to, _due(asked), batch, batch, unit=unit)
-        return Turns(self, seq, flow, writer, pressed_there=asked.get("pressed") is True)
+        there = ComputedThere(self.client, flow, unit, batch) if asked.get("overlaps") is True else None
+        return Turns(self, seq, flow, writer, pressed_there=asked.get("pressed") is True, there=there)
 
     async def queue_s(self) -> float:
         """Seconds that the host's link takes for what is queued on it; 0 if no daemon says so."""
@@ -106,7 +148,8 @@ def _due(asked: dict[str, Any]) -> float | None:
 
 
 class Turns:
-    """Of one transfer. `flow`: None without flow scheduling; then nothing here waits or writes."""
+    """Of one transfer. `flow`: None without flow scheduling; then nothing here waits or writes. `there`: of a copy with
+    which the other engine's prefill overlaps."""
 
     def __init__(
         self,
@@ -116,7 +159,9 @@ class Turns:
         writer: asyncio.StreamWriter,
         *,
         pressed_there: bool = False,
+        there: ComputedThere | None = None,
     ) -> None:
+        self.there = there
         self._config = config
         self._seq = seq
         self._flow = flow
@@ -127,9 +172,10 @@ class Turns:
             writer.transport.set_write_buffer_limits(0)
             writer.get_extra_info("socket").setsockopt(socket.IPPROTO_TCP, socket.TCP_NOTSENT_LOWAT, UNSENT_BYTES)
 
-    async def next(self, gone: Callable[[], bool]) -> dict[str, int]:
+    async def next(self, gone: Callable[[], bool], layer: int | None = None) -> dict[str, int]:
         """Return once the next layer may be sent, with what its frame says of the class of its packets. While it is
-        held the receiver is told so each second. Raises KvTransferError if it is `gone`."""
+        held the receiver is told so each second. `layer`: that this is, for `there`. Raises KvTransferError if it is
+        `gone`."""
         flow = self._flow
         if flow is None:
             return {}
@@ -140,7 +186,11 @@ class Turns:
             write_frame(self._writer, {"computing": False, "held": True, "level": flow.level})
             await drained(self._writer)
             self._config.renew(self._seq)
+            if self.there is not None:
+                self.there.again()
 
+        if self.there is not None and layer is not None:
+            self.there.sends(layer)
         await drained(self._writer)  # what is held must not lie in front of what may go
         await flow.turn(still, lambda: self._pressed_there or self._config.pressed())
         if flow.wire_class is None or flow.wire_class == self._class:
@@ -171,6 +221,8 @@ class Turns:
         if flow is None:
             return
         flow.end()
+        if self.there is not None:
+            self.there.over()
         traffic.held_s += flow.held_s
         traffic.promotions += flow.promotions
         traffic.unscheduled += flow.reason not in (SCHEDULED, OFF)

@@ -23,6 +23,7 @@ from workers.engine.kv.prefixes import MOST_FETCHES
 from workers.engine.kv.store import EmulatedKv
 from workers.engine.kv.transfer import KvConnection
 from workers.engine.kv.wire import KvTransferError
+from workers.flowd.client import FlowClient
 
 PROMPT = list(range(100, 421))
 LEAST = 64
@@ -43,11 +44,13 @@ class FailingKv(EmulatedKv):
 class Side:
     """One engine. Nothing runs on it; its prefix cache is filled by hand."""
 
-    def __init__(self, block_size: int = 16, kv_blocks: int = 64, layers: int = LAYERS) -> None:
+    def __init__(
+        self, block_size: int = 16, kv_blocks: int = 64, layers: int = LAYERS, flows: FlowClient | None = None
+    ) -> None:
         sizes = EngineConfig(kv_blocks=kv_blocks, block_size=block_size, max_model_len=512, pinned_share=1.0)
         self.engine = Engine("m", EngineScheduler(sizes, BATCHINGS["chunked_prefill"]()), lambda: 1.0)
         self.store = FailingKv(layers, TOKEN_BYTES)
-        self.stages = Disaggregation(self.engine, self.store, "t", "127.0.0.1", borrow_tokens=LEAST)
+        self.stages = Disaggregation(self.engine, self.store, "t", "127.0.0.1", borrow_tokens=LEAST, flows=flows)
 
     def seq(self, prompt: list[int]) -> Seq:
         return Seq(self.engine.next_id("cmpl-r"), 0.0, len(prompt), 1, token_ids=prompt)
