@@ -109,8 +109,10 @@ def two_engines() -> Iterator[list[EngineProcess]]:
         yield [first, second]
 
 
-def gateway_over(folder: Path, engines: Sequence[EngineProcess], *program: Sequence[str]) -> GatewayProcess:
-    """Over engines that serve `demo`."""
+def gateway_over(
+    folder: Path, engines: Sequence[EngineProcess], *program: Sequence[str], **changed: str
+) -> GatewayProcess:
+    """Over engines that serve `demo`. `changed`: settings."""
     chat = slo_class_create(actor=SYSTEM, name="chat", ttft_s=5.0, tpot_s=1.0, waiting_time_s=20.0)
     tenant = tenant_create(actor=SYSTEM, name="acme", default_class=chat)
     model = served_model_create(actor=SYSTEM, name="demo")
@@ -118,7 +120,7 @@ def gateway_over(folder: Path, engines: Sequence[EngineProcess], *program: Seque
         instance_register(actor=SYSTEM, id=f"e{index}", model=model, url=engine.url, backend="reference")
         instance_observe(instance_id=f"e{index}", observed_state=Instance.Observed.READY, at=timezone.now())
     new = api_key_create(actor=SYSTEM, tenant=tenant, name="test")
-    return GatewayProcess(folder, new.key, new.secret, *program)
+    return GatewayProcess(folder, new.key, new.secret, *program, **changed)
 
 
 @pytest.fixture
@@ -366,23 +368,39 @@ def test_a_killed_gateway_goes_on_with_what_it_learned(tmp_path: Path, two_engin
         rows = [line.rpartition(" ")[2] for line in page.splitlines() if line.startswith(metric)]
         return float(rows[0]) if rows else None
 
-    first = gateway_over(tmp_path, two_engines)
+    def last_sent() -> tuple[float, float]:
+        """Frame and cutoff when the ordering gave out its last request."""
+        (*_, decisions) = RequestRecord.objects.order_by("arrived_at").values_list("decisions", flat=True)
+        (sent,) = (step["figures"] for step in decisions if step["kind"] == "dispatch")
+        return sent["frame"], sent["cutoff"]
+
+    by_calm = {"ordering": {"name": "calm", "frame_steps": 1}, "pacing": {"name": "fixed_window", "window": 1}}
+    overrides = {"DISPATCH_OVERRIDES": json.dumps({**by_calm, "admission": {"name": "admit_all"}})}
+    first = gateway_over(tmp_path, two_engines, **overrides)
     again = None
     try:
         assert shown(first, "slackline_learned_restored_age_seconds") == -1
-        answers = [first.ask(prompt="four" * 100) for _ in range(20)]
+        with ThreadPoolExecutor(20) as pool:  # some always wait, and CALM tries its cutoffs
+            answers = list(pool.map(lambda _: first.ask(prompt="four" * 100), range(60)))
+        answers.append(first.ask(prompt="four" * 100))
         assert {answer.status_code for answer in answers} == {200}
         file, ended = tmp_path / f"{first.name}.learned.json", time.time()
         until(lambda: file.exists() and file.stat().st_mtime > ended + 0.01, 5)
         first.process.kill()
         first.process.wait(5)
-        again = GatewayProcess(tmp_path, first.key, first.secret, name=first.name)
+        until(lambda: RequestRecord.objects.count() == len(answers))
+        frame, cutoff = last_sent()
+        assert frame > 40, "the first value of the cutoff had its epoch"
+        again = GatewayProcess(tmp_path, first.key, first.secret, name=first.name, **overrides)
         restored_s = shown(again, "slackline_learned_restored_age_seconds")
         assert restored_s is not None
         assert 0 <= restored_s < 20
         assert shown(again, 'slackline_attainment_ratio{slo_class="chat",tenant="acme"}') == 1.0
         assert again.ask(prompt="four" * 100).status_code == 200
         until(lambda: (shown(again, "slackline_learned_age_seconds") or -1.0) >= 0, 5)
+        until(lambda: RequestRecord.objects.count() > len(answers))
+        later_frame, later_cutoff = last_sent()
+        assert (later_frame > frame, later_cutoff) == (True, cutoff), "frames go on from where they were"
     finally:
         first.stop()
         if again is not None:
