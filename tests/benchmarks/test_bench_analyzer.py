@@ -52,10 +52,23 @@ def test_the_live_part_is_in_the_last_line_unless_it_is_left_out(monkeypatch, ca
     monkeypatch.setenv("QUICK", "1")
     monkeypatch.setattr(bench_analyzer, "QUICK_ROWS", 400)
     monkeypatch.setattr(bench_analyzer, "live", lambda lengths, **how: asked.append(how) or {"coverage": 0.9})
-    bench_analyzer.main(options)
+    assert bench_analyzer.main(options) == 0
     last = json.loads(capsys.readouterr().out.splitlines()[-1])
     assert last.get("live") == found
     assert asked == ([] if found is None else [{"quick": True, "seed": bench_analyzer.SEED}])
+    assert "azure2023_conv" in last["coverage"]
+
+
+def test_a_live_part_that_fails_costs_no_other_figure(monkeypatch, capsys):
+    def live(lengths, **how):
+        raise RuntimeError("the gateway answered 504")
+
+    monkeypatch.setenv("QUICK", "1")
+    monkeypatch.setattr(bench_analyzer, "QUICK_ROWS", 400)
+    monkeypatch.setattr(bench_analyzer, "live", live)
+    assert bench_analyzer.main([]) == 1
+    last = json.loads(capsys.readouterr().out.splitlines()[-1])
+    assert last["live"] == {"error": "the gateway answered 504"}
     assert "azure2023_conv" in last["coverage"]
 
 
