@@ -1,9 +1,8 @@
-"""Transfers over Mooncake and NCCL take their turn: against fakes that hold to what the libraries demand."""
+"""Transfers over NCCL take their turn: against a fake that holds to what the library demands. And any transport."""
 
 from __future__ import annotations
 
 import asyncio
-import ctypes
 import gc
 import threading
 from collections import deque
@@ -12,73 +11,15 @@ from typing import Any
 import pytest
 
 from tests.waiting import until_on_loop
-from tests.workers.flowd.running import connected, nothing, sending, serving
-from workers.flowd.client import SCHEDULED, FlowClient
+from tests.workers.flowd.running import connected, nothing, serving
+from workers.flowd.client import FlowClient
 from workers.flowd.transports import (
     FlowPiece,
-    MooncakeTransport,
     NcclTransport,
-    Region,
     TransportFailed,
     paced,
     pieces,
-    register,
 )
-
-SESSION = "10.0.0.2:12001"
-
-
-class FakeMooncake:
-    """As `mooncake.engine.TransferEngine`: integers and lists of one length, registered memory only, error codes and
-    no exceptions; bytes are really copied."""
-
-    def __init__(self) -> None:
-        self.registered: list[range] = []
-        self.writes: list[int] = []
-        self.fails = 0
-
-    def batch_register_memory(self, addresses: list[int], sizes: list[int]) -> int:
-        assert len(addresses) == len(sizes)
-        if any(size <= 0 for size in sizes):
-            return -1
-        self.registered += [range(at, at + size) for at, size in zip(addresses, sizes, strict=True)]
-        return 0
-
-    def batch_transfer_sync_write(
-        self, session: str, sources: list[int], destinations: list[int], sizes: list[int]
-    ) -> int:
-        assert all(type(each) is list for each in (sources, destinations, sizes))
-        assert len(sources) == len(destinations) == len(sizes) > 0
-        if self.fails or session != SESSION:
-            return self.fails or -2
-        for here, there, size in zip(sources, destinations, sizes, strict=True):
-            if not all(self._whole(at, size) for at in (here, there)):
-                return -3
-            ctypes.memmove(there, here, size)
-        self.writes.append(sum(sizes))
-        return 0
-
-    def _whole(self, at: int, size: int) -> bool:
-        return size > 0 and any(at in known and at + size - 1 in known for known in self.registered)
-
-
-class Memory:
-    """Two buffers at either end, of which the second continues the first."""
-
-    def __init__(self, sizes: tuple[int, ...] = (1000, 500)) -> None:
-        self.here = [ctypes.create_string_buffer(bytes((7 * at) % 251 for at in range(size)), size) for size in sizes]
-        self.there = [ctypes.create_string_buffer(size) for size in sizes]
-        self.regions = [
-            Region(ctypes.addressof(one), ctypes.addressof(other), len(one))
-            for one, other in zip(self.here, self.there, strict=True)
-        ]
-
-    def registered_in(self, engine: FakeMooncake) -> None:
-        register(engine, [(region.here, region.size) for region in self.regions])
-        register(engine, [(region.there, region.size) for region in self.regions])
-
-    def equal(self) -> bool:
-        return [each.raw for each in self.here] == [each.raw for each in self.there]
 
 
 def test_pieces_cover_all_bytes_once() -> None:
@@ -86,31 +27,6 @@ def test_pieces_cover_all_bytes_once() -> None:
     assert list(pieces(0)) == []
     with pytest.raises(ValueError, match="0 bytes"):
         list(pieces(10, 0))
-
-
-async def test_mooncake_writes_across_regions() -> None:
-    engine, memory = FakeMooncake(), Memory()
-    memory.registered_in(engine)
-    flow = FlowClient("/nowhere").submit(3, 1500, "host", 1.0)
-    await paced(flow, MooncakeTransport(engine, SESSION, memory.regions), nothing, piece_bytes=400)
-    assert engine.writes == [400, 400, 400, 300]
-    assert memory.equal()
-    assert flow.left == 0
-
-
-def test_mooncakes_errors_are_ours() -> None:
-    engine, memory = FakeMooncake(), Memory()
-    transport = MooncakeTransport(engine, SESSION, memory.regions)
-    with pytest.raises(TransportFailed, match="code -3"):
-        transport.send(FlowPiece(0, 10))
-    memory.registered_in(engine)
-    with pytest.raises(TransportFailed, match="code -2"):
-        MooncakeTransport(engine, "10.0.0.9:1", memory.regions).send(FlowPiece(0, 10))
-    with pytest.raises(TransportFailed, match="beyond the 1500 bytes"):
-        transport.send(FlowPiece(1400, 200))
-    with pytest.raises(TransportFailed, match="could not register"):
-        register(engine, [(1, 0)])
-    assert engine.writes == []
 
 
 class FakeTensor:
@@ -139,7 +55,8 @@ class FakeNccl:
     """Two ranks. A send is queued on its stream and ends with a `recv` of the same size, in order; NCCL hangs or
     reports an error where sizes differ, and the fake reports it."""
 
-    def __init__(self) -> None:
+    def __init__(self, *, disabled: bool = False) -> None:
+        self.disabled = disabled
         self.posted: deque[int] = deque()
         self.got = b""
 
@@ -182,28 +99,18 @@ def test_nccl_takes_flat_bytes_only(tensor: FakeTensor) -> None:
         NcclTransport(FakeNccl(), 1, tensor, FakeStream())
 
 
+def test_a_communicator_that_sends_nothing_is_refused() -> None:
+    """vLLM's returns from `send` as if the bytes were sent."""
+    with pytest.raises(TransportFailed, match="disabled"):
+        NcclTransport(FakeNccl(disabled=True), 1, FakeTensor(bytes(100)), FakeStream())
+
+
 async def test_an_error_of_nccl_ends_the_flow(path: str) -> None:
     async with serving(path) as daemon, connected(path) as client:
         flow = client.submit(3, 100, "host", 1.0)
         with pytest.raises(TransportFailed, match="rank 1: NCCL error"):
             await paced(flow, NcclTransport(FakeNccl(), 1, FakeTensor(bytes(100)), FakeStream()), nothing)
         await until_on_loop(lambda: not daemon.status()["flows"])
-
-
-async def test_between_two_pieces_a_transfer_waits_for_a_more_urgent_one(path: str) -> None:
-    engine, memory = FakeMooncake(), Memory()
-    memory.registered_in(engine)
-    async with serving(path, "earliest_deadline"), connected(path) as client, connected(path) as other:
-        async with sending(other):
-            flow = client.submit(3, 1500, "host", 25.0)
-            moving = asyncio.ensure_future(
-                paced(flow, MooncakeTransport(engine, SESSION, memory.regions), nothing, piece_bytes=100)
-            )
-            await asyncio.sleep(0.7)
-            assert engine.writes == []
-        await moving
-    assert memory.equal()
-    assert (flow.reason, flow.held_s > 0.5) == (SCHEDULED, True)
 
 
 class Slow:
