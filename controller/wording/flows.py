@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from controller.core.messages import HostFlow
-from controller.wording.values import VALUES
+from controller.wording.values import UNSCHEDULED, VALUES
 
 STAGES = {1: "reused KV", 2: "collective", 3: "KV transfer", 4: "weight load"}  # by `controller.flow.flows.FlowStage`
 PORTS = {"out": "link to other hosts", "memory": "copies in host memory"}
@@ -33,3 +33,8 @@ def state_in_words(flow: HostFlow) -> str:
     if flow["waiting"]:
         return "waiting for data"
     return "sending" if flow["go"] else "held"
+
+
+def unscheduled_in_words(reason: str) -> str:
+    """Why a transfer was not scheduled."""
+    return UNSCHEDULED.get(reason, reason)

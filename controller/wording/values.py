@@ -5,6 +5,17 @@ from __future__ import annotations
 BACKEND_NAMES = {"reference": "Reference engine", "sglang": "SGLang", "vllm": "vLLM"}
 SOURCE = {"engine": "another engine's memory", "host": "host memory", "disk": "disk"}  # of weights
 REQUEST_TYPES = {"latency": "Latency", "deadline": "Deadline", "compound": "Compound", "best_effort": "Best effort"}
+# Why a transfer was not scheduled on its shared link.
+UNSCHEDULED = {
+    "unavailable": "no transfer daemon was running",
+    "no_answer": "the transfer daemon did not answer",
+    "silent": "the transfer daemon stopped responding",
+    "lost": "the connection to the transfer daemon was lost",
+    "expired": "the engine stopped reporting its progress",
+    "refused": "the transfer daemon refused it",
+    "held_too_long": "it was held for 20 s",
+    "off": "the flow policy was just switched off",
+}
 # By key of a figure.
 VALUES: dict[str, dict[str, str]] = {
     "history": {
@@ -23,6 +34,7 @@ VALUES: dict[str, dict[str, str]] = {
         "shortest_first": "shortest first",
         "fair_sharing": "fair sharing",
     },
+    "flow": {reason: f"unscheduled: {words}" for reason, words in UNSCHEDULED.items()},
     "stage_deadlines": {
         "share_of_rest": "shares of the time left",
         "accumulated": "fixed due times",

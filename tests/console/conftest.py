@@ -64,6 +64,7 @@ def nothing_kept(monkeypatch: pytest.MonkeyPatch) -> None:
         overview.POLLED,
         instances.POLLED,
         flows.POLLED,
+        flows.UNSCHEDULED,
         pruning.LATELY,
         workflows.READ,
         *scaling.POLLED.values(),

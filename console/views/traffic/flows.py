@@ -34,10 +34,18 @@ from controller.flow.gate import OFF
 from controller.selectors import catalogue
 from controller.selectors.experiments.traffic import busiest_models
 from controller.selectors.fleet.flow_replay import replay_last_hour
+from controller.selectors.records.unscheduled import WINDOW as LATELY
+from controller.selectors.records.unscheduled import UnscheduledTransfers, unscheduled_lately
 from controller.selectors.roles import UserRole, role_of
 from controller.services.experiments.previews import WINDOW
 from controller.services.slo.flow_settings import flow_settings_create, flow_settings_update
-from controller.wording.flows import policy_in_words, port_in_words, stage_in_words, state_in_words
+from controller.wording.flows import (
+    policy_in_words,
+    port_in_words,
+    stage_in_words,
+    state_in_words,
+    unscheduled_in_words,
+)
 from workers import live
 from workers.flowd.settings import DEFAULT_LINK_GBPS
 
@@ -73,6 +81,7 @@ def _read() -> Reported:
 
 
 POLLED: TtlCache[Reported] = TtlCache(SHARED_S)
+UNSCHEDULED: TtlCache[Sequence[UnscheduledTransfers]] = TtlCache(SILENT_S)
 
 
 @require_GET
@@ -97,16 +106,18 @@ def _context(page: int) -> dict[str, Any]:
     rows = [_row(host, flow) for host in reported.hosts for flow in host["flows"]]
     rows.sort(key=lambda row: (bool(row["flow"]["end"]), row["flow"]["ended_s"]))  # those in progress first
     stored = catalogue.flow_settings().first()
+    off = stored.flow_policy == OFF if stored else all(host["policy"] == OFF for host in reported.hosts)
     return {
         "settings": stored,
         "policy": policy_in_words(stored.flow_policy) if stored else "",
         "ordering": stored.ordering if stored else "",
         "options": json.dumps(stored.ordering_options) if stored and stored.ordering_options else "",
-        "off": stored.flow_policy == OFF if stored else all(host["policy"] == OFF for host in reported.hosts),
+        "off": off,
         "hosts": [_host(host, stored.flow_policy if stored else None, now) for host in reported.hosts],
         "page": numbered_page(rows, page, PAGE_ROWS),
         "away": reported.away,
         "as_of": reported.as_of(now),
+        "unscheduled": None if off else _unscheduled(),
         "pruning": pruning_context(stored),
     }
 
@@ -142,6 +153,14 @@ def _row(host: HostFlows, flow: HostFlow) -> dict[str, Any]:
         "late_s": -due_s if due_s is not None and due_s < 0 else None,
         "levels": [{"after_s": after, "level": level} for after, level in flow["levels"]],
     }
+
+
+def _unscheduled() -> dict[str, Any]:
+    """KV transfers that went unscheduled, by why."""
+    found = UNSCHEDULED.get(lambda: unscheduled_lately(timezone.now()))
+    rows = [{"why": unscheduled_in_words(each.reason), "each": each} for each in found]
+    total = sum(each.transfers for each in found)
+    return {"minutes": round(LATELY.total_seconds() / 60), "transfers": total, "rows": rows}
 
 
 def _replayed() -> dict[str, Any]:

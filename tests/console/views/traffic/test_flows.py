@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import time
+from dataclasses import replace
 from datetime import timedelta
 from typing import Any
 
@@ -181,6 +182,38 @@ def test_the_form_shows_the_last_hour_under_each_policy(operator, on):
         "MFS: promoted near the deadline": "2", "Fair sharing": "1", "Shortest first": "2",
         "Earliest deadline first": "2",
     }  # fmt: skip
+
+
+def moved(number: int, flow: str, ago_s: float = 60.0) -> RequestRecord:
+    """A request whose transfer has this scheduling in its record."""
+    began = recorded(number, 1e6, ago_s, 1.0)
+    step = {"kind": "transfer", "reason": "", "at": 0.1, "figures": {"flow": flow, "held_s": 0.0}}
+    return replace(began, decisions=[step])
+
+
+def test_it_says_how_many_transfers_went_unscheduled_and_why(viewer, on):
+    factories.records_stored(
+        moved(1, "lost"), moved(2, "lost", 30.0), moved(3, "unavailable"), moved(4, "scheduled"), moved(5, "off"),
+        moved(6, "silent", 700.0), recorded(7, 1e6, 60.0, 1.0),
+    )  # fmt: skip
+    text = shown(viewer)
+    assert (
+        "In the last 10 minutes 3 KV transfers went unscheduled: the connection to the transfer daemon was lost, 2"
+        in text
+    )
+    assert '(newest: <a class="mono" href="/requests/req-2/">req-2</a>); no transfer daemon was running, 1' in text
+    assert "stopped responding" not in text
+
+
+def test_without_any_it_says_nothing_of_unscheduled_transfers(viewer, on):
+    factories.records_stored(moved(1, "scheduled"))
+    assert "unscheduled" not in shown(viewer)
+
+
+def test_while_the_policy_is_off_nothing_has_to_be_scheduled(viewer, live_store):
+    flow_settings_create(actor=ACTOR, flow_policy="off")
+    factories.records_stored(moved(1, "lost"))
+    assert "unscheduled" not in shown(viewer)
 
 
 def test_without_transfers_the_form_says_so(operator, live_store):
