@@ -5,19 +5,30 @@ from __future__ import annotations
 import json
 import re
 import shutil
+import signal
 import socket
-from collections.abc import Iterator
-from concurrent.futures import ThreadPoolExecutor
+import threading
+import time
+from collections.abc import Callable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import contextmanager, suppress
+from functools import partial
 from typing import Any
 
+import psutil
 import pytest
 import requests
 
+from tests.faults.outage import stopped
 from tests.faults.system import System
+from tests.waiting import until
 from workers.supervisor.embedded import EmbeddedPostgres, EmbeddedRedis
 
 pytestmark = [pytest.mark.db, pytest.mark.slow]
 AT_ONCE = 6
+AWAY_S = 10.0
+LINK = 0.5e9 / 8  # bytes/s that the daemon assumes
+FILLER = "filler"
 MOVED = """SELECT step->'figures' FROM request_record, jsonb_array_elements(decisions) AS step
     WHERE step->>'kind' = 'transfer' AND workflow = %s"""
 
@@ -27,7 +38,7 @@ def system(postgres: EmbeddedPostgres, redis_server: EmbeddedRedis) -> Iterator[
     """One demo engine prefills and one decodes. Their link is slow in the daemon's eyes: each transfer fills it."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("FLOW_POLICY", "mfs")
-        patch.setenv("FLOW_LINK_GBPS", "0.5")
+        patch.setenv("FLOW_LINK_GBPS", f"{LINK * 8 / 1e9:g}")
         running = System(postgres.url, redis_server.url)
         try:
             running.up()
@@ -93,7 +104,7 @@ def test_requests_are_scheduled_and_their_records_say_so(system):
     assert all(1 <= each["flow_level"] <= 8 and each["bytes"] > 0 for each in found)
     assert max(each["held_s"] for each in found) > 0.0, "each of them fills the link"
     said = status(system)
-    assert (said["policy"], said["bandwidth"]) == ("mfs", 0.5e9 / 8)
+    assert (said["policy"], said["bandwidth"]) == ("mfs", LINK)
     system.until(lambda: status(system)["flows"] == [])
 
 
@@ -132,18 +143,132 @@ def test_the_policy_is_changed_without_a_restart(system):
     assert system.pid("flowd") == daemon
 
 
-def test_a_killed_daemon_loses_no_request_and_comes_back(system):
-    before = system.pid("flowd")
-    system.kill("flowd")
-    assert load(system, "without") == [200] * AT_ONCE
+# ---- faults in mid-transfer -----------------------------------------------------------------------------------------
+
+
+@contextmanager
+def loading(system: System, workflow: str) -> Iterator[tuple[Future[list[int]], Callable[[], None]]]:
+    """The load, from the moment on in which one of its transfers was half-way and one is held, since the link is full.
+    What is yielded second frees it."""
+    over = threading.Event()
+
+    def half_way() -> bool:
+        return any(0 < each["left_bytes"] < each["size_bytes"] for each in status(system)["flows"])
+
+    def held() -> bool:
+        return any(not each["go"] and each["id"] != FILLER for each in status(system)["flows"])
+
+    with ThreadPoolExecutor(2) as pool:
+        statuses = pool.submit(load, system, workflow)
+        try:
+            until(half_way, 30.0, every_s=0.01)
+            pool.submit(fill, system, over)
+            until(held, 30.0, every_s=0.01)
+            yield statuses, over.set
+        finally:
+            over.set()
+
+
+def fill(system: System, over: threading.Event) -> None:
+    """A transfer of the test's own that goes before all others and fills the link, until it is over or the daemon is
+    gone."""
+    left = 100 * LINK
+    with suppress(OSError), socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as client:
+        client.connect(str(system.folder / "flowd.sock"))
+
+        def say(op: str, **more: Any) -> None:
+            client.sendall(json.dumps({"op": op, "id": FILLER, **more}).encode() + b"\n")
+
+        say("submit", stage=3, size_bytes=left, to="nobody", due_in_s=1000.0)
+        say("urgent")
+        while not over.wait(0.02):
+            left -= 0.02 * LINK
+            say("progress", left=left)
+        say("completion")
+
+
+@contextmanager
+def hanging(process: psutil.Process) -> Iterator[float]:
+    """The process and its children stop, and go on afterwards. Yields when that was."""
+    frozen = [process, *process.children(recursive=True)]
+    for each in frozen:
+        each.send_signal(signal.SIGSTOP)
+    try:
+        yield time.monotonic()
+    finally:
+        for each in frozen:
+            each.send_signal(signal.SIGCONT)
+
+
+def page(system: System, session: requests.Session) -> str:
+    return " ".join(session.get(f"{system.console}/flows/", timeout=20).text.split())
+
+
+def scheduled_again(system: System) -> bool:
+    workflow = f"again-{len(system.query('SELECT 1 FROM request_record'))}"
+    assert ask(system, workflow, 300) == 200
+    system.until(lambda: bool(moved(system, workflow)))
+    return bool(moved(system, workflow)[0]["flow"] == "scheduled")
+
+
+def test_a_daemon_that_hangs_in_mid_transfer_holds_nobody(system):
+    session = system.sign_in()
+    with loading(system, "hung") as (statuses, _), hanging(psutil.Process(system.pid("flowd"))):
+        assert statuses.result(20.0) == [200] * AT_ONCE
+        system.until(lambda: "The transfer daemon has not reported since" in page(system, session))
+    system.until(lambda: len(moved(system, "hung")) == AT_ONCE)
+    reasons = {each["flow"] for each in moved(system, "hung")}
+    assert "silent" in reasons
+    assert reasons <= {"silent", "unavailable", "no_answer", "scheduled"}
+    assert max(each["held_s"] for each in moved(system, "hung")) < 10.0
+    system.until(lambda: "the transfer daemon stopped responding, " in page(system, session))
+    system.until(lambda: scheduled_again(system))
+    system.until(lambda: "The transfer daemon has not reported since" not in page(system, session))
+
+
+def test_a_daemon_that_is_killed_in_mid_transfer_holds_nobody_and_comes_back(system):
+    before, session = system.pid("flowd"), system.sign_in()
+    with loading(system, "killed") as (statuses, _):
+        system.kill("flowd")
+        assert statuses.result(20.0) == [200] * AT_ONCE
     system.until(lambda: system.pid("flowd") not in (None, before))
-    system.until(lambda: len(moved(system, "without")) == AT_ONCE)
-    assert {each["flow"] for each in moved(system, "without")} <= {"unavailable", "lost", "scheduled"}
+    system.until(lambda: len(moved(system, "killed")) == AT_ONCE)
+    reasons = {each["flow"] for each in moved(system, "killed")}
+    assert "lost" in reasons
+    assert reasons <= {"lost", "unavailable", "scheduled"}
+    system.until(lambda: "the connection to the transfer daemon was lost, " in page(system, session))
+    system.until(lambda: scheduled_again(system))
 
-    def again() -> bool:
-        workflow = f"again-{len(system.query('SELECT 1 FROM request_record'))}"
-        assert ask(system, workflow, 300) == 200
-        system.until(lambda: bool(moved(system, workflow)))
-        return moved(system, workflow)[0]["flow"] == "scheduled"
 
-    system.until(again)
+def test_without_the_coordinator_transfers_go_on_by_the_policy(system):
+    session, silent = system.sign_in(), "The coordinator has not run since"
+    put = {"flow_policy": "mfs", "drop_budget": 0.2}
+    assert system.control(session, "flow-settings", put, "PUT").status_code == 200
+    system.until(lambda: "No request is pruned now" in page(system, session))
+    coordinator = psutil.Process(system.pid("pruning"))
+    with loading(system, "stopped") as (statuses, free), hanging(coordinator) as began:
+        free()
+        assert statuses.result(20.0) == [200] * AT_ONCE
+        system.until(lambda: silent in page(system, session))
+        assert load(system, "still stopped") == [200] * AT_ONCE
+        time.sleep(max(0.0, began + AWAY_S - time.monotonic()))
+    for workflow in ("stopped", "still stopped"):
+        system.until(partial(lambda name: len(moved(system, name)) == AT_ONCE, workflow))
+        assert {each["flow"] for each in moved(system, workflow)} == {"scheduled"}
+    system.until(lambda: silent not in page(system, session))
+    assert system.control(session, "flow-settings", {"flow_policy": "mfs"}, "PUT").status_code == 200
+
+
+def test_without_redis_transfers_go_on_by_the_policy(system, redis_server):
+    session = system.sign_in()
+    with loading(system, "redis gone") as (statuses, free), stopped(redis_server):
+        free()
+        began = time.monotonic()
+        assert statuses.result(20.0) == [200] * AT_ONCE
+        system.until(lambda: "Redis is unavailable, so no report of a transfer daemon" in page(system, session))
+        assert load(system, "redis away") == [200] * AT_ONCE
+        time.sleep(max(0.0, began + AWAY_S - time.monotonic()))
+    for workflow in ("redis gone", "redis away"):
+        system.until(partial(lambda name: len(moved(system, name)) == AT_ONCE, workflow))
+        assert {each["flow"] for each in moved(system, workflow)} == {"scheduled"}
+    system.until(lambda: "MFS: promoted near the deadline; assumes" in page(system, session))
