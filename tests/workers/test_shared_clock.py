@@ -2,17 +2,25 @@
 
 from __future__ import annotations
 
+import asyncio
 import time
 from contextlib import contextmanager
+from dataclasses import replace
 from unittest import mock
 
+import aiohttp
 import pytest
 from django.conf import settings
 
+from api.openai.gateway import Gateway, GatewayOptions
 from api.openai.publisher import Publisher
 from controller.core import events as ev
+from controller.core.types import InstanceSpec
 from controller.scale.observation import fresh
-from tests.api.openai.gateways import TestBed, snapshot
+from tests.api.openai.gateways import TestBed, completion, snapshot
+from tests.waiting import until_on_loop
+from tests.workers.engine.client import complete, metric
+from tests.workers.engine.process import EngineProcess
 from workers import live
 from workers.shared_clock import SharedClock
 
@@ -31,9 +39,9 @@ def wall_clock(behind_s):
 class Host:
     """A gateway on a host of its own, before a real Redis."""
 
-    def __init__(self, name, behind_s=0.0):
+    def __init__(self, name, behind_s=0.0, bed=None):
         self.behind_s = behind_s
-        self.bed = TestBed(snapshot(("e1",)))
+        self.bed = bed or TestBed(snapshot(("e1",)))
         self.board = live.LiveState(settings.REDIS_URL, name)
         self.gateway = self.bed.gateway
         self.gateway.options = type(self.gateway.options)(name)
@@ -57,6 +65,21 @@ class Host:
         self.publisher.close()
         await self.board.leave()
         await self.board.close()
+
+
+def bed_before(engine, session, up_s):
+    """A gateway before this engine, on a host that has been up for so much longer than this one."""
+    real = time.monotonic
+
+    def monotonic():
+        return real() + up_s
+
+    instance = InstanceSpec("e1", "demo", url=engine.url, backend="reference")
+    bed = TestBed(replace(snapshot(()), instances=(instance,)))
+    with mock.patch("time.monotonic", new=monotonic):
+        bed.gateway = Gateway(GatewayOptions("test"), session, bed.sink)
+    bed.gateway.runtime.clock = bed.gateway.clock
+    return bed
 
 
 @pytest.fixture
@@ -108,6 +131,46 @@ async def test_a_wall_clock_that_steps_changes_nothing(hosts):
     await first.tick()
     assert first.told() == pytest.approx(before, abs=0.5)
     assert {message["gateway"] for message in fresh(live.read_fleet(), time.time())} == {"a", "b"}
+
+
+async def test_an_engines_one_slot_goes_to_the_more_urgent_request_whichever_host_it_came_to():
+    """The first host's wall clock is five seconds behind and then steps to five ahead, and it was up for 100 days
+    before the other. Its request comes first, and both wait at the engine for the only slot."""
+    live._client(settings.REDIS_URL).flushdb()
+    options = ("--model", "demo", "--profile", "constant:2ms", "--max-num-seqs", "1", "--max-model-len", "1000")
+    with EngineProcess(*options) as engine:
+        async with aiohttp.ClientSession(engine.url) as session:
+            beds = [bed_before(engine, session, up_s) for up_s in (100 * 86_400.0, 0.0)]
+            first, second = hosts = [Host("a", BEHIND_S, beds[0]), Host("b", 0.0, beds[1])]
+            async with first.bed, second.bed:
+                orders = []
+                rounds = (BEHIND_S, (40.0, 36.0)), (BEHIND_S, (36.0, 40.0)), (-BEHIND_S, (36.0, 40.0))
+                for behind_s, targets in rounds:
+                    first.behind_s = behind_s
+                    for host in (*hosts, *hosts):
+                        await host.tick()
+                    orders.append(await served(session, hosts, targets))
+                for host in hosts:
+                    await host.close()
+    assert orders == [["b", "a"], ["a", "b"], ["a", "b"]]
+
+
+async def served(session, hosts, targets):
+    """Names of hosts in the order in which their requests ended. While both wait, another one has the slot."""
+    running = asyncio.create_task(complete(session, model="demo", max_tokens=900, ignore_eos=True))
+
+    async def has(state, count):
+        return await metric(session, f"num_requests_{state}") == count
+
+    await until_on_loop(lambda: has("running", 1))
+    ended = []
+    for count, (host, ttft_s) in enumerate(zip(hosts, targets, strict=True), 1):
+        client = host.bed.send(completion(target_ttft=ttft_s, waiting_time=60))
+        client.task.add_done_callback(lambda _, name=host.gateway.options.name: ended.append(name))
+        await until_on_loop(lambda count=count: has("waiting", count))
+    running.cancel()
+    await until_on_loop(lambda: len(ended) == len(hosts))
+    return ended
 
 
 async def test_all_follow_redis_own_clock_when_that_steps(hosts):
