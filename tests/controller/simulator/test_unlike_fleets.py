@@ -172,6 +172,22 @@ def test_no_busy_instance_is_drained(role):
     assert attained(result, targets) > 0.9
 
 
+@pytest.mark.parametrize(("prompt", "turns"), [(1500, False), (60, True)], ids=["busy", "idle"])
+def test_no_busy_prefill_instance_is_turned_into_a_decoder(prompt, turns):
+    """Decode has too few slots all the time. Of 256 slots, prefill has two in use: one instance could hold them, and
+    could compute the short prompts, not the long ones."""
+    prefill, decode = replace(QUICK, role="prefill", max_num_seqs=256), replace(QUICK, role="decode", max_num_seqs=16)
+    at, targets = np.cumsum(np.random.default_rng(3).exponential(0.07, 350)), Targets(1.0, 0.2, None, 20.0)
+    demands = [Demand(f"r{i}", float(t), prompt, 100, targets, "c", max_tokens=100) for i, t in enumerate(at)]
+    stage = ScalingConfig("model", role="prefill", min_instances=1, max_instances=2, lower=0.01)
+    elastic = ElasticSettings(stage, decode=replace(stage, role="decode"), most=3)
+    result = simulate(demands, instances=(prefill, prefill, decode), elastic=elastic)
+    kinds = [(d.kind, d.reason) for d in result.decisions if d.at < demands[-1].at]
+    assert ("scale_hold" if not turns else "scale_out") in {kind for kind, _ in kinds}, "decode wants an instance"
+    assert any(kind == "role_change" for kind, _ in kinds) is turns
+    assert attained(result, targets) == 1.0
+
+
 def test_late_requests_are_served_by_priority_level():
     """One engine, overloaded for a moment: of what is late already, level 0 goes first, however long its prompts."""
     targets = Targets(0.3, 0.2, None, 60.0)
