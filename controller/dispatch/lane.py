@@ -119,7 +119,8 @@ class Lane:
         self._steps: list[DecodeStep] | None = None  # see `steps`
         self.instances: dict[str, ShadowInstance] = {}
         self._longest: int | None = None  # longest context, once a pass needed it
-        self._best: list[ShadowInstance] = []  # see `best`
+        self._next: list[ShadowInstance] = []  # see `best`
+        self._best: list[ShadowInstance] = []
         self._best_at = -1
         self._costed: tuple[float, float] | None = None  # reference costs by which the queue was judged last
         self._plan_at = -math.inf  # when the ordering may plan again
@@ -334,12 +335,23 @@ class Lane:
         """
         version = sum(instance.changes for instance in self.instances.values())
         if version != self._best_at:
-            self._best_at, self._best = version, _undominated(self.instances.values())
+            self._best_at, self._next = version, _serving_next(self.instances.values())
+            self._best = _undominated(self._next)
         return self._best
+
+    def best_for(self, request: Request) -> list[ShadowInstance]:
+        """`best`, and the one that computes this prompt soonest where prefix caches have parts of prompts: a slower
+        instance, or one of the same kind, whose cache has more of it."""
+        best = self.best()
+        if not any(instance.knows_prefixes for instance in self._next):
+            return best
+        able = [instance for instance in self._next if instance.holds(request)]
+        soonest = min(able, key=lambda each: each.prefill_s(request), default=None)
+        return best if soonest is None or soonest in best else [*best, soonest]
 
     def cost(self, request: Request) -> Cost:
         """Predicted on the instance that would serve the request first if all were idle."""
-        best = self.best()
+        best = self.best_for(request)
         if len(best) == 1:
             return best[0].cost(request)
         costs = [instance.cost(request) for instance in best if instance.holds(request)]
@@ -352,7 +364,8 @@ class Lane:
         `margin` (1.2 = 20 %) allows for the error of the prediction, because a refusal cannot be taken back. Until an
         instance has been measured it grows by `ShadowInstance.doubt`.
         """
-        best = [instance for instance in self.best() if instance.holds(request)] or self.best()
+        best = self.best_for(request)
+        best = [instance for instance in best if instance.holds(request)] or best
         refusals = []
         for instance in best:
             cost = instance.cost(request)
@@ -435,11 +448,14 @@ def _differs(costs: tuple[float, float], than: tuple[float, float]) -> bool:
     return any(abs(new - old) > JUDGE_AGAIN * old for new, old in zip(costs, than, strict=True))
 
 
-def _undominated(instances: Iterable[ShadowInstance]) -> list[ShadowInstance]:
+def _serving_next(instances: Iterable[ShadowInstance]) -> list[ShadowInstance]:
     staying = [
         instance for instance in instances if instance.state != "draining" and instance.spec.role is not Role.DECODE
     ]
-    able = [instance for instance in staying if instance.takes] or staying
+    return [instance for instance in staying if instance.takes] or staying
+
+
+def _undominated(able: Iterable[ShadowInstance]) -> list[ShadowInstance]:
     best: list[ShadowInstance] = []
     for instance in sorted(
         able, key=lambda each: (each.latency.coefficients, -each.spec.max_model_len, _delay(each), each.id)

@@ -290,11 +290,13 @@ class ShadowInstance:
 
     def cost(self, request: Request) -> Cost:
         """What serving the request is predicted to take on this instance."""
-        model, tokens = self.latency, request.prompt_tokens
-        prefill = model.prefill_sums(*self.uncached(request))
+        model, tokens, prefill = self.latency, request.prompt_tokens, self.prefill_s(request)
         context = tokens + request.output_tokens // 2
         service = prefill + request.output_tokens * model.marginal_decode(context, float(self.outstanding))
         return Cost(prefill, service, model.decode(1, context), self.first_byte_s(tokens))
+
+    def prefill_s(self, request: Request) -> float:
+        return self.latency.prefill_sums(*self.uncached(request))
 
     def first_byte_s(self, tokens: int) -> float:
         """From the end of a prefill of so many tokens to the client's first byte; 0 if the answer comes from here."""

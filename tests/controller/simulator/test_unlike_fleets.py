@@ -282,6 +282,25 @@ def test_prefixes_that_an_instance_has_cached_are_not_charged():
     assert instance.uncached(requests["chat"])[0] == pytest.approx(400, rel=0.15)
 
 
+@pytest.mark.parametrize("cold", [0, 1], ids=["cold first", "cold second"])
+def test_a_prefix_that_one_instance_has_cached_keeps_what_would_be_late_at_the_other(cold):
+    """Two of one speed, as measured, of which one has a prefix cache. 4,000 prompt tokens take 0.23 s; 3,200 of them
+    are shared, and the other 800 take 0.05 s. The last ten requests are allowed 0.12 s."""
+    linear = LatencyCoefficients(0.0066, 5.54e-5, 0.0, 0.0115, 8.2e-8, 3.66e-5)
+    without, having = (replace(QUICK, latency=linear, prefix_caching=caches) for caches in (False, True))
+    loose, rng = Targets(2.0, 0.2, None, 60.0), np.random.default_rng(2)
+    tight, prefix = loose._replace(ttft_s=0.12), tuple(f"agents/{block}" for block in range(200))
+    demands = [Demand(f"c{i}", i * 0.2, int(rng.integers(50, 400)), 1, loose, "chat", max_tokens=1) for i in range(60)]
+    for i in range(24):
+        targets = loose if i < 14 else tight
+        demands.append(Demand(f"a{i}", 13.0 + i * 0.7, 4000, 1, targets, "agents", prefix=prefix, max_tokens=1))
+    result = simulate(demands, instances=(without, having) if cold == 0 else (having, without))
+    assert refused(result) == []
+    last = [record for record in result.records if record.targets == tight]
+    assert {record.instance for record in last} == {f"engine-{1 - cold}"}
+    assert all(record.attained for record in last)
+
+
 @pytest.mark.parametrize("gateways", [2, 4])
 def test_several_gateways_do_not_fill_a_prefill_instance_each_as_if_alone(gateways):
     """Nothing decodes there, so that no gateway sees what the others sent except by late first tokens."""
