@@ -71,6 +71,7 @@ def instance_message(state: FleetState, up: bool) -> InstanceMessage:
         telemetry_age_s=state.telemetry_age_s,
         sent_total=state.sent_total,
         kept_kv=state.kept_kv,
+        needed=state.needed,
     )
 
 

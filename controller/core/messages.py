@@ -97,6 +97,7 @@ class InstanceMessage(TypedDict):
     telemetry_age_s: float | None
     sent_total: int
     kept_kv: NotRequired[int]  # prompts computed there whose KV is still to be pulled or freed
+    needed: NotRequired[bool]  # of all instances it alone can keep the targets of some recent request
 
 
 class StageTraffic(TypedDict):

@@ -189,6 +189,7 @@ class FleetState:
     telemetry_age_s: float | None = None
     sent_total: int = 0
     kept_kv: int = 0  # prompts that were computed here and whose KV is still to be pulled or freed
+    needed: bool = False  # of all instances it alone can keep the targets of some recent request
     extra: dict[str, float] = field(default_factory=dict)
 
     @property

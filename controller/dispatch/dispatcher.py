@@ -25,6 +25,7 @@ from controller.dispatch.orders import OrderBook
 from controller.dispatch.pacing import Pacing, Room, spares
 from controller.dispatch.queue import Entry, Journal, QueueView, RequestQueue
 from controller.dispatch.shadow_state import ShadowInstance
+from controller.dispatch.sole_keepers import HardRequests
 
 # These start no pass: they free no room, and most come often.
 QUIET = frozenset({ev.Progress, ev.AnswerBounded, ev.Accepted, ev.ClockOffset, ev.FirstByteDelay, ev.DecodePace})
@@ -272,7 +273,11 @@ class StageDispatcher:
         return any(lane.queue.pending_above(priority) for lane in self._fleet.lanes.values())
 
     def fleet(self, now: float) -> list[FleetState]:
-        return [instance.view(now) for instance in self._fleet.instances.values()]
+        states = [instance.view(now) for instance in self._fleet.instances.values()]
+        needed = {name for lane in self._fleet.lanes.values() for name in lane.needed(now)}
+        for state in states:
+            state.needed = state.id in needed
+        return states
 
     def learned(self) -> dict[str, LatencyCoefficients]:
         """Latency coefficients by instance, as refitted."""
@@ -306,10 +311,12 @@ class StageDispatcher:
             if infeasible is not None:
                 actions.append(refuse(request, "slo_infeasible", "infeasible_alone", 60.0, now, infeasible))
                 return
+        cost = lane.cost(request)
+        lane.hard.add(request, cost, now)
         lane.traffic.add(request.targets.ttft_s, now)
         if request.output_tokens > 1:  # one token has no pace
             lane.paces.add(request.targets.tpot_s, now)
-        entry = Entry(request, lane.cost(request), now, event.avoid or request.avoid)
+        entry = Entry(request, cost, now, event.avoid or request.avoid)
         entry.drop_at = max(entry.drop_at, now)  # a waiting time of 0 means this pass, however long reading it took
         lane.queue.add(entry, now)
 
@@ -537,7 +544,7 @@ class StageDispatcher:
         queue = RequestQueue(self._ordering, self._admission, self.journal)
         traffic, paces = (RecentTargets(self.config.traffic_window_s, self.config.tightest_share) for _ in range(2))
         screening: Any = self._admission if hasattr(self._admission, "screen") else None
-        return Lane(queue, traffic, paces, screening)
+        return Lane(queue, traffic, paces, HardRequests(self.config.traffic_window_s), screening)
 
     def _wake(self, lane: Lane, now: float) -> float:
         if not len(lane.queue):

@@ -19,6 +19,7 @@ from controller.core.policy import Cost, Replica, Screening, Supply
 from controller.core.types import InstanceSpec, Request, Role
 from controller.dispatch.queue import Entry, RequestQueue
 from controller.dispatch.shadow_state import Roster, ShadowInstance
+from controller.dispatch.sole_keepers import HardRequests, sole_keepers
 
 REFRESH_S = 0.5  # how old the tightest target of recent traffic may be
 NO_INSTANCE_RETRY_S = 5.0  # when a client may try again: about as long as starting an instance takes
@@ -106,16 +107,22 @@ class DecodeStep(NamedTuple):
 
 
 class Lane:
-    """One model's part of the dispatcher's state. `traffic`, `paces`: recent TTFT and TPOT targets. `screening`: the
-    admission, if it looks at the whole queue."""
+    """One model's part of the dispatcher's state. `traffic`, `paces`: recent TTFT and TPOT targets; `hard`: the hardest
+    of recent requests. `screening`: the admission, if it looks at the whole queue."""
 
     def __init__(
-        self, queue: RequestQueue, traffic: RecentTargets, paces: RecentTargets, screening: Screening | None = None
+        self,
+        queue: RequestQueue,
+        traffic: RecentTargets,
+        paces: RecentTargets,
+        hard: HardRequests,
+        screening: Screening | None = None,
     ) -> None:
         self.queue = queue
         self._screening = screening
         self.traffic = traffic
         self.paces = paces
+        self.hard = hard
         self._steps: list[DecodeStep] | None = None  # see `steps`
         self.instances: dict[str, ShadowInstance] = {}
         self._longest: int | None = None  # longest context, once a pass needed it
@@ -374,6 +381,10 @@ class Lane:
                 return None
             refusals.append((cost.prefill_s, refusal))
         return min(refusals, key=lambda each: each[0])[1] if refusals else None
+
+    def needed(self, now: float) -> set[str]:
+        """Ids of instances that alone can keep the targets of some recent request."""
+        return sole_keepers(self.hard.recent(now), self.instances.values())
 
     def _reference_cost(self) -> tuple[float, float] | None:
         """Seconds to a first byte and of a decode step on the best instances; None where there are none."""

@@ -27,7 +27,8 @@ LEAST_UTILISATION = 0.05  # below, finished / utilisation is noise
 @dataclass(frozen=True, slots=True)
 class Member:
     """One instance of the fleet. `outstanding`: requests running or waiting there; `fixed`: not ours to stop;
-    `takes_both_roles`: it can serve the other stage too, whoever runs it."""
+    `takes_both_roles`: it can serve the other stage too, whoever runs it; `needed`: of all instances it alone can keep
+    the targets of some recent request."""
 
     id: str
     state: str  # starting | ready | draining
@@ -35,6 +36,7 @@ class Member:
     outstanding: int = 0
     fixed: bool = False
     takes_both_roles: bool = True
+    needed: bool = False
 
 
 @dataclass(frozen=True, slots=True)

@@ -57,9 +57,10 @@ def observe(
     current = fresh(messages, now)
     seen = {item["id"]: item for item in _by_utilisation(current)}
     todo = outstanding(current)
+    needed = {item["id"] for m in current for item in m["instances"] if item.get("needed")}
     traffic = [stage_traffic(m["models"].get(model, NO_TRAFFIC), role) for m in current]
     here = [row for row in rows if row.desired != "stopped" and row.observed not in NO_CAPACITY]
-    members = tuple(_member(row, seen.get(row.id), todo.get(row.id, 0)) for row in here)
+    members = tuple(_member(row, seen.get(row.id), todo.get(row.id, 0), row.id in needed) for row in here)
     look = FleetObservation(
         members=members,
         age_s=min((now - m["at"] for m in current or messages), default=None),
@@ -79,6 +80,6 @@ def _by_utilisation(messages: Sequence[FleetMessage]) -> list[InstanceMessage]:
     return sorted((item for m in messages for item in m["instances"]), key=lambda item: item["utilisation"])
 
 
-def _member(row: InstanceRow, seen: InstanceMessage | None, todo: int) -> Member:
+def _member(row: InstanceRow, seen: InstanceMessage | None, todo: int, needed: bool) -> Member:
     state = "draining" if row.desired == "draining" else "ready" if row.observed == "ready" else "starting"
-    return Member(row.id, state, seen["utilisation"] if seen else 0.0, todo, row.fixed, row.takes_both_roles)
+    return Member(row.id, state, seen["utilisation"] if seen else 0.0, todo, row.fixed, row.takes_both_roles, needed)

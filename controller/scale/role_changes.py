@@ -30,15 +30,16 @@ class SwitchRole(NamedTuple):
 def instance_to_give(config: ScalingConfig, seen: FleetObservation) -> Member | None:
     """The instance with the least to do, if the stage stays at or below `upper` without it.
 
-    None while one of its instances starts or drains (the last change has not shown yet), at the minimum, on stale
-    telemetry, and where no instance can serve the other stage.
+    None is given that alone can keep the targets of recent requests. None while one of its instances starts or drains
+    (the last change has not shown yet), at the minimum, on stale telemetry, and where no instance can serve the other
+    stage.
     """
     ready = seen.having("ready")
     if seen.stale or len(ready) < len(seen.members) or len(ready) <= max(1, config.min_instances):
         return None
     if seen.load * len(ready) / (len(ready) - 1) > config.upper:
         return None
-    able = [member for member in ready if member.takes_both_roles]
+    able = [member for member in ready if member.takes_both_roles and not member.needed]
     return min(able, key=lambda member: (member.outstanding, member.utilisation, member.id), default=None)
 
 

@@ -12,6 +12,7 @@ Ours, where the paper says nothing:
   anything is started.
 - An instance is removed only after load was low for as long as another one takes to start, where that is longer than
   `sustain_s` (decision 208): a lull that ends before pays for a start that it did not need.
+- An instance that alone can keep the targets of recent requests is not removed for low load (decision 292).
 - An instance is removed only if the rest would stay below `upper` with its load. The last one (`min_instances` 0) is
   removed if no requests arrive: with none left the same arrivals would be overload, and the first of them would start
   an instance again.
@@ -174,8 +175,11 @@ def _in(config: ScalingConfig, state: ScalerMemory, seen: FleetObservation, coun
 
 
 def _drain(seen: FleetObservation, reason: str) -> _Choice:
-    """The instance with the least to do, one that still starts before any that serves. Fixed instances stay."""
+    """The instance with the least to do, one that still starts before any that serves. Fixed instances stay, and those
+    that are needed leave last."""
     candidates = [member for member in seen.members if member.state != "draining" and not member.fixed]
+    if reason == "load_below_lower" and candidates and all(member.needed for member in candidates):
+        return _Choice("needed_for_targets", [], "scale_hold")
     if not candidates:
         return _Choice(STEADY if reason == "load_below_lower" else "nothing_to_stop", [], "scale_hold")
     victim = min(candidates, key=_least_loss)
@@ -183,8 +187,8 @@ def _drain(seen: FleetObservation, reason: str) -> _Choice:
     return _Choice(reason, [Drain(victim.id)], "scale_in", rejected)
 
 
-def _least_loss(member: Member) -> tuple[bool, int, float, str]:
-    return (member.state != "starting", member.outstanding, member.utilisation, member.id)
+def _least_loss(member: Member) -> tuple[bool, bool, int, float, str]:
+    return (member.needed, member.state != "starting", member.outstanding, member.utilisation, member.id)
 
 
 def _low_for(config: ScalingConfig, state: ScalerMemory, now: float) -> float:

@@ -57,6 +57,8 @@ HELD = {
     "no_device": "another instance is needed, but no device is free",
     "nothing_to_stop": "there is one instance too many, but every instance is managed externally",
     "rest_would_exceed_upper": "{load} is low, but with one instance fewer it would rise above {upper:g} %",
+    "needed_for_targets": "{load} is low, but every instance that could go is the only one that keeps the targets of "
+    "some recent request",
 }
 LAST_ONE = "{load} is low, but requests arrive and no instance would be left to serve them"
 # The same for what it wanted some evaluations ago: a state of mind ends only after the load was calm for a while.
@@ -65,7 +67,7 @@ WANTED = {
     "settling": "{load} is between {lower:g} % and {upper:g} % again; before that, the last change had not settled",
 }
 # States of mind that come from the load, which does not count while the number is set by hand.
-BY_LOAD = ("", "steady", "at_max", "rest_would_exceed_upper")
+BY_LOAD = ("", "steady", "at_max", "rest_would_exceed_upper", "needed_for_targets")
 # Steps of a new instance until it serves, as the pages of a scale-out and of the instance name them.
 STEPS_TO_SERVICE = {
     "decision": "Decided",

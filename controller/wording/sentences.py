@@ -47,6 +47,10 @@ SENTENCES: dict[tuple[str, str], str] = {
         "{actor} keeps every instance of {subject} at load {load:.0f} %: with one fewer, the arriving requests would "
         "exceed a load of {upper:g} %"
     ),
+    ("scale_hold", "needed_for_targets"): (
+        "{actor} keeps every instance of {subject} at load {load:.0f} %: each that could go is the only one that keeps "
+        "the targets of some recent request"
+    ),
     ("scale_warm", "pool_below_target"): (
         "{actor} is adding warm spares for {subject}: {warm} in the pool, {wanted} required"
     ),

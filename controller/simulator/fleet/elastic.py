@@ -166,8 +166,12 @@ class Elastic:
         for instance in cluster:
             if instance.spec.role is stage.role and instance.id not in elsewhere:
                 known = fleet.get(instance.id)
-                load = (known.utilisation, known.outstanding) if known else (0.0, 0)
-                members.append(Member(instance.id, "draining" if instance.id in cluster.draining else "ready", *load))
+                state = "draining" if instance.id in cluster.draining else "ready"
+                if known is None:
+                    members.append(Member(instance.id, state))
+                else:
+                    load = known.utilisation, known.outstanding
+                    members.append(Member(instance.id, state, *load, needed=known.needed))
         return tuple(sorted(members, key=lambda member: member.id))
 
     # ---- what there is ---------------------------------------------------------------------------------------------

@@ -80,9 +80,10 @@ class GatewayGroup:
             for state in scheduler.fleet(now):
                 known = found.get(state.id)
                 kept = state.kept_kv + (known.kept_kv if known is not None else 0)
+                needed = state.needed or (known is not None and known.needed)
                 if known is None or state.running + state.waiting > known.running + known.waiting:
                     found[state.id] = state
-                found[state.id].kept_kv = kept
+                found[state.id].kept_kv, found[state.id].needed = kept, needed
         return list(found.values())
 
     def queue(self) -> GatewayQueues:

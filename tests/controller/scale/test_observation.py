@@ -56,6 +56,12 @@ def test_two_gateways_add_up():
     assert outstanding([first, second]) == {"a": 4}
 
 
+def test_an_instance_is_needed_that_one_gateway_needs():
+    messages = [message({**instance("a", 0.9), "needed": False}), message({**instance("a", 0.1), "needed": True})]
+    assert [member.needed for member in look_at([READY], messages).members] == [True]
+    assert [member.needed for member in look_at([READY], [message(instance("a"))]).members] == [False]
+
+
 def test_a_dead_gateway_beside_a_live_one_does_not_count():
     look = look_at([READY], [message(instance("a", 0.9), at=NOW - 60, queued=50), message(instance("a", 0.2))])
     assert (look.queued, look.mean_utilisation, look.stale) == (0, 0.2, False)

@@ -47,6 +47,13 @@ def test_only_what_can_serve_the_other_stage_is_given_whoever_runs_it():
     assert instance_to_give(DECODE, FleetObservation(none_turns, age_s=0.1)) is None
 
 
+def test_what_requests_need_is_not_given():
+    members = (Member("a", "ready", needed=True), Member("b", "ready", 0.3, 3))
+    assert instance_to_give(PREFILL, FleetObservation(members, age_s=0.2)).id == "b"
+    alone = tuple(replace(member, needed=True) for member in members)
+    assert instance_to_give(PREFILL, FleetObservation(alone, age_s=0.2)) is None
+
+
 def test_ours_that_cannot_turn_is_not_given_though_it_may_be_stopped():
     members = (Member("a", "ready", takes_both_roles=False), Member("b", "ready", takes_both_roles=False))
     assert instance_to_give(DECODE, FleetObservation(members, age_s=0.1)) is None

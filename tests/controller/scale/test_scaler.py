@@ -52,6 +52,18 @@ def test_beat_jitter_does_not_cost_a_tick():
     assert [short(run.tick(fleet(0.2), s)) for s in (1.0, 0.98, 0.99)] == ["-", "-", "in"]
 
 
+def test_what_requests_need_goes_last_and_not_for_a_low_load():
+    idle, busy = Member("a", "ready", 0.1, 0, needed=True), Member("b", "ready", 0.2, 2)
+    run = Run()
+    assert [run.tick(fleet(0.2, idle, busy)) for _ in range(3)] == [[], [], [Drain("b")]]
+    run = Run()
+    both = fleet(0.2, idle, replace(busy, needed=True))
+    assert [run.tick(both) for _ in range(5)] == [[]] * 5
+    assert run.reasons() == ["needed_for_targets"]
+    run = Run(replace(CONFIG, max_instances=1))
+    assert run.tick(both) == [Drain("a")]
+
+
 def test_it_keeps_an_instance_for_as_long_as_another_takes_to_start():
     slow, quick = replace(fleet(0.2), start_s=10.0), replace(fleet(0.2), start_s=2.0)
     run = Run()

@@ -1,0 +1,82 @@
+"""Which instances alone can keep the targets of recent requests. A fleet must not give these up while others serve.
+
+Load does not say it: where fast and slow instances serve one model, the fast one may be the idlest of all, and the
+requests that need it are late or refused once it is gone. Kept are the hardest requests of the last `window_s` to
+twice that, one for each way in which one can be hard; whether an instance keeps them alone is judged when somebody asks
+(once a second). Cost of a request: O(1); of a question: O(instances).
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable
+
+from controller.core.policy import Cost
+from controller.core.types import Request
+from controller.dispatch.shadow_state import ShadowInstance
+
+CLEARLY = 1.25  # another that takes less than this times what is allowed may keep it too, as far as predictions go
+
+
+class HardRequests:
+    """The hardest of recent requests that somebody can keep: by first token, pace, deadline and context."""
+
+    def __init__(self, window_s: float) -> None:
+        self._window_s = window_s
+        self._since = -math.inf
+        self._now: dict[str, tuple[float, Request]] = {}
+        self._before: dict[str, tuple[float, Request]] = {}
+
+    def add(self, request: Request, cost: Cost, now: float) -> None:
+        """`cost`: on the best instance."""
+        shares = _shares(request, cost)
+        if max(shares.values()) > 1.0:
+            return  # no instance can keep it
+        self._turn(now)
+        for kind, share in {**shares, "context": float(request.prompt_tokens + (request.max_tokens or 1))}.items():
+            if kind not in self._now or share > self._now[kind][0]:
+                self._now[kind] = share, request
+
+    def recent(self, now: float) -> list[Request]:
+        self._turn(now)
+        found = {request.id: request for part in (self._before, self._now) for _, request in part.values()}
+        return list(found.values())
+
+    def _turn(self, now: float) -> None:
+        if now < self._since + self._window_s:
+            return
+        self._before = self._now if now < self._since + 2 * self._window_s else {}
+        self._now, self._since = {}, now
+
+
+def sole_keepers(requests: Iterable[Request], instances: Iterable[ShadowInstance]) -> set[str]:
+    """Ids of those of `instances` that keep one of the requests, idle, where all others clearly do not. One that is
+    left alone is none: there is nobody to take its place."""
+    serving = [instance for instance in instances if instance.takes]
+    found: set[str] = set()
+    for request in requests if len(serving) > 1 else ():
+        able: list[tuple[float, str]] = []
+        for instance in serving:
+            share = max(_shares(request, instance.cost(request)).values()) if instance.holds(request) else math.inf
+            if share < CLEARLY:
+                able.append((share, instance.id))
+            if len(able) > 1:
+                break
+        found.update(name for share, name in able if share <= 1.0 and len(able) == 1)
+    return found
+
+
+def _shares(request: Request, cost: Cost) -> dict[str, float]:
+    """What it takes alone over what its targets allow, by target."""
+    targets, steps = request.targets, max(0, request.surest_tokens - 1)
+    first_s = cost.prefill_s + cost.first_byte_s
+    shares = {"first token": _share(first_s, targets.ttft_s)}
+    if steps:
+        shares["pace"] = _share(cost.decode_step_s, targets.tpot_s)
+    if targets.deadline_s is not None:
+        shares["deadline"] = _share(first_s + steps * cost.decode_step_s, targets.deadline_s)
+    return shares
+
+
+def _share(seconds: float, allowed_s: float) -> float:
+    return seconds / allowed_s if allowed_s > 0 else math.inf

@@ -1,0 +1,81 @@
+"""Which instances alone can keep recent targets, in numbers (SPEED: 10 ms + 0.1 ms a prompt token, steps of 21 ms)."""
+
+import pytest
+
+from controller.core import events as ev
+from controller.core.types import InstanceSpec
+from controller.dispatch import build_dispatcher
+from tests.controller.dispatch.fleet import SPEED, request
+
+SLOW = SPEED._replace(**{name: 3 * value for name, value in SPEED._asdict().items()})
+
+
+def up(name, latency, **more):
+    return ev.InstanceUp(InstanceSpec(name, "m", latency=latency, max_num_seqs=32, **more))
+
+
+def needed(dispatcher, now=0.0):
+    return {state.id for state in dispatcher.fleet(now) if state.needed}
+
+
+def fleet(*ups):
+    dispatcher = build_dispatcher("slackline")
+    dispatcher.handle([up("slow", SLOW), up("fast", SPEED), *ups], 0.0)
+    return dispatcher
+
+
+@pytest.mark.parametrize(
+    ("asked", "who"),
+    [
+        ({"ttft": 0.2, "prompt": 1000}, {"fast"}),  # 0.11 and 0.33 s
+        ({"ttft": 0.27, "prompt": 1000}, set()),  # by less than the predictions may be wrong
+        ({"ttft": 5.0, "tpot": 0.04}, {"fast"}),  # 21 and 63 ms
+        ({"ttft": 5.0, "tpot": 0.04, "output": 1}, set()),  # one token has no pace
+        ({"ttft": 5.0, "deadline": 0.3}, {"fast"}),  # 0.02 + 9 steps: 0.21 and 0.63 s
+        ({"ttft": 5.0}, set()),
+        ({"ttft": 0.05, "prompt": 1000}, set()),  # nobody can
+    ],
+)
+def test_who_is_needed(asked, who):
+    dispatcher = fleet()
+    dispatcher.handle([ev.Arrived(request("r", **asked))], 0.0)
+    assert needed(dispatcher) == who
+
+
+def test_two_that_can_are_not_needed_and_one_that_drains_takes_no_ones_place():
+    dispatcher = fleet(up("other", SPEED))
+    dispatcher.handle([ev.Arrived(request("r", ttft=0.2, prompt=1000))], 0.0)
+    assert needed(dispatcher) == set()
+    dispatcher.handle([ev.InstanceDraining("other")], 0.0)
+    assert needed(dispatcher) == {"fast"}
+
+
+def test_the_last_one_is_not_needed():
+    dispatcher = build_dispatcher("slackline")
+    dispatcher.handle([up("fast", SPEED), ev.Arrived(request("r", ttft=0.2, prompt=1000))], 0.0)
+    assert needed(dispatcher) == set()
+
+
+def test_the_only_one_with_the_context_is_needed():
+    dispatcher = build_dispatcher("slackline")
+    dispatcher.handle([up("short", SPEED, max_model_len=500), up("long", SPEED, max_model_len=5000)], 0.0)
+    dispatcher.handle([ev.Arrived(request("r", ttft=5.0, prompt=1000))], 0.0)
+    assert needed(dispatcher) == {"long"}
+
+
+def test_an_easier_request_does_not_hide_a_harder_one_and_both_are_forgotten():
+    dispatcher = fleet()
+    hard, easy = request("hard", ttft=0.2, prompt=1000), request("easy", ttft=5.0, prompt=1000)
+    dispatcher.handle([ev.Arrived(hard), ev.Arrived(easy)], 0.0)
+    dispatcher.handle([ev.Arrived(request("later", arrival=40.0, ttft=5.0))], 40.0)
+    assert needed(dispatcher, 40.0) == {"fast"}
+    dispatcher.handle([ev.Arrived(request("last", arrival=75.0, ttft=5.0))], 75.0)
+    assert needed(dispatcher, 75.0) == set()
+    assert needed(fleet(), 75.0) == set()
+
+
+def test_instances_of_other_models_are_apart():
+    dispatcher = fleet()
+    dispatcher.handle([ev.InstanceUp(InstanceSpec("o", "other", latency=SPEED, max_num_seqs=32))], 0.0)
+    dispatcher.handle([ev.Arrived(request("r", ttft=0.2, prompt=1000))], 0.0)
+    assert needed(dispatcher) == {"fast"}

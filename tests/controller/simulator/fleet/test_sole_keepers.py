@@ -1,0 +1,101 @@
+"""An instance that alone can keep the targets of some requests: while it is there, when it goes, and once it is back.
+
+4,000 prompt tokens take 0.25 s on the fast instance and 1 s on the slow one; 0.6 s are allowed.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from controller.core.types import LatencyCoefficients, Targets
+from controller.scale import ScalingConfig
+from controller.simulator import Demand, ElasticSettings, InstanceSettings
+from tests.controller.simulator.runs import simulate
+
+A100 = LatencyCoefficients(0.0066, 5.54e-5, 1.52e-9, 0.0115, 8.2e-8, 3.66e-5)
+FAST = InstanceSettings(A100, max_num_seqs=64)
+SLOW = replace(FAST, latency=LatencyCoefficients(*(4 * each for each in A100)))
+TIGHT, LOOSE = Targets(0.6, 0.2, None, 10.0), Targets(5.0, 0.3, None, 20.0)
+ONE_OR_TWO = ScalingConfig("model", min_instances=1, max_instances=2)
+
+
+def tight(start_s, end_s):
+    return [Demand(f"tight{at}", float(at), 4000, 4, TIGHT, "tight", max_tokens=4) for at in range(start_s, end_s)]
+
+
+def loose(start_s, end_s, each_s=1, output=20):
+    times = [(at, i) for at in range(start_s, end_s) for i in range(each_s)]
+    return [
+        Demand(f"loose{at}-{i}", at + 0.5 + i / each_s / 2, 400, output, LOOSE, "loose", max_tokens=output)
+        for at, i in times
+    ]
+
+
+def run(demands, instances, **elastic):
+    demands = sorted(demands, key=lambda demand: demand.at)
+    return simulate(demands, instances=instances, elastic=ElasticSettings(ONE_OR_TWO, **elastic) if elastic else None)
+
+
+def of(result, name, start_s=0, end_s=1_000):
+    return [each for each in result.records if each.id.startswith(name) and start_s <= each.at < end_s]
+
+
+@pytest.mark.parametrize("sleep_level", [0, 1], ids=["stopped", "asleep"])
+@pytest.mark.parametrize("fast", [0, 1], ids=["first", "second"])
+def test_it_is_not_scaled_in_while_requests_need_it(fast, sleep_level):
+    """Load is low, and it is the one that has the least to do."""
+    instances = (FAST, SLOW) if fast == 0 else (SLOW, FAST)
+    result = run([*tight(0, 60), *loose(0, 60)], instances, sleep_level=sleep_level)
+    gone = [d.figures["instance"] for d in result.decisions if d.kind == "scale_in" and d.at < 60]
+    assert gone == [f"engine-{1 - fast}"], "the other one, and nothing comes back"
+    assert all(each.attained for each in result.records)
+    assert {each.instance for each in of(result, "tight")} == {f"engine-{fast}"}
+
+
+def test_both_stay_where_each_is_needed():
+    """The slow one has the longer context, and a prompt in half a minute needs that."""
+    long = [
+        Demand(f"long{at}", at + 0.25, 8500, 4, Targets(8.0, 0.3, None, 20.0), "long", max_tokens=4)
+        for at in range(0, 60, 30)
+    ]
+    result = run([*tight(0, 60), *long], (FAST, replace(SLOW, max_model_len=16_384)), sleep_level=1)
+    early = [(d.kind, d.reason) for d in result.decisions if d.at < 60]
+    assert early[0] == ("scale_hold", "needed_for_targets")
+    assert "scale_in" not in dict(early)
+    assert all(each.attained for each in result.records)
+
+
+@pytest.mark.parametrize("fast", [0, 1], ids=["first", "second"])
+def test_it_sleeps_while_no_one_needs_it_and_keeps_its_requests_once_a_rush_has_woken_it(fast):
+    """It costs while it sleeps. Nothing is known of it any more when it wakes."""
+    instances = (FAST, SLOW) if fast == 0 else (SLOW, FAST)
+    demands = [*loose(0, 40), *loose(40, 52, 14, 100), *tight(53, 70)]
+    result = run(demands, instances, sleep_level=1, wake_s=1.0)
+    slept = [(d.at, d.figures["asleep"]) for d in result.decisions if "asleep" in d.figures]
+    woken = [(d.at, d.figures["woken"]) for d in result.decisions if "woken" in d.figures]
+    assert slept[0][0] < 40 < woken[0][0] < 53
+    assert slept[0][1] == woken[0][1] == f"engine-{fast}"
+    assert {each.outcome for each in result.records} == {"ok"}
+    assert {each.instance for each in of(result, "tight")} == {f"engine-{fast}"}
+    assert all(each.attained for each in of(result, "tight"))
+    cost = {use.id: use.provisioned_s for use in result.instances}
+    assert set(cost) == {"engine-0", "engine-1"}
+    assert min(cost.values()) > 0.98 * result.ended_at
+
+
+def test_what_only_it_can_keep_is_refused_while_it_is_away_and_at_no_other_time():
+    """It drains at 30 s, with one of its requests still running; its successor is up at 60 s."""
+    instances = (SLOW, replace(FAST, until_s=30.2), replace(FAST, from_s=60.0))
+    result = run([*tight(0, 90), *loose(0, 90)], instances)
+    assert {each.outcome for each in [*of(result, "tight", 0, 31), *of(result, "tight", 60)]} == {"ok"}
+    assert {each.instance for each in of(result, "tight", 0, 31)} == {"engine-1"}
+    assert {each.instance for each in of(result, "tight", 61)} == {"engine-2"}
+    assert all(each.attained for each in of(result, "tight", 0, 31))
+    assert all(each.attained for each in of(result, "tight", 61))
+    assert {each.outcome for each in of(result, "tight", 31, 60)} == {"refused"}
+    assert all(each.attained for each in of(result, "loose"))
+    cost = {use.id: use.provisioned_s for use in result.instances}
+    assert cost["engine-1"] == pytest.approx(30.4, abs=1.2)
+    assert cost["engine-2"] == pytest.approx(result.ended_at - 60.0, abs=0.1)
