@@ -87,31 +87,3 @@ async def test_the_order_hears_how_long_a_workflow_has(tmp_path, asked, left_s):
     log = Log((tmp_path / "log").read_text().splitlines())
     events = [event for batch in log.batches() for event in batch.events]
     assert [event.request.workflow_left_s for event in events if isinstance(event, ev.Arrived)] == left_s
-
-
-@pytest.mark.slow  # real seconds: what is late must be late
-@pytest.mark.parametrize(("ordering", "kept"), [("calm", True), ("earliest_deadline_first", False)])
-async def test_c7_short_requests_with_earlier_deadlines_do_not_cost_the_one_that_is_worth_most(ordering, kept):
-    """A has 3 s of work within 4 s and a long prompt; one after the other come requests of 0.3 s that are due sooner,
-    until it is too late for A. Deadline order serves all of them first."""
-    options = ("--model", "demo", "--max-num-seqs", "1", "--max-model-len", "4096", "--profile", "constant:10ms")
-    with EngineProcess(*options) as engine:
-        async with aiohttp.ClientSession() as session:
-            models = (ModelConfig("demo", context_tokens=4096),)
-            bed = TestBed(replace(snapshot(()), instances=(spec(engine, "e1", QUICK_S),), models=models))
-            overrides = {**OVERRIDES, "ordering": {"name": ordering}}
-            bed.gateway = Gateway(GatewayOptions("test", "slackline", overrides), session, bed.sink)
-            async with bed:
-                body = completion(ignore_eos=True, target_tbt=5, waiting_time=60)
-                clients = [bed.send({**body, "max_tokens": 40, "target_ttft": 3})]
-                await asyncio.sleep(0.1)
-                worth = {"prompt": [1] * 2000, "max_tokens": 300, "target_ttft": 4, "deadline": 4}
-                clients.append(bed.send({**body, **worth}))
-                for _ in range(6):
-                    clients.append(bed.send({**body, "max_tokens": 30, "target_ttft": 1, "deadline": 1}))
-                    await asyncio.sleep(0.25)
-                for client in clients:
-                    await asyncio.wait_for(client.task, 30)
-                (found,) = (record for record in bed.sink.records if record.prompt_tokens == 2000)
-                assert (found.outcome == "ok" and found.deadline_met) is kept
-                assert (found.goodput_tokens == 2300) is kept
