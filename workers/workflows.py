@@ -247,7 +247,9 @@ class EndedCall(NamedTuple):
 
 class CountRequests(NamedTuple):
     """Requests that a gateway has let in, and that ended there. `ago_s`: since the last answer, None without one.
-    `aside`: of the calls, those that were not let in, failed, or got a kept answer."""
+    `aside`: of the calls, those that were not let in, failed, or got a kept answer. `teller`, `telling`: who tells, and
+    the number of what it tells, which rises: what is told again, because no answer came, counts once. "": it is told
+    once."""
 
     tenant: str
     workflow: str
@@ -258,11 +260,14 @@ class CountRequests(NamedTuple):
     ago_s: float | None
     ends: tuple[EndedCall, ...] = ()
     aside: int = 0
+    teller: str = ""
+    telling: int = 0
 
     def arguments(self) -> list[str]:
         counts = map(str, (self.seen, self.answered, self.failed, self.output_tokens, self.aside))
         ends = ",".join(f"{each.number} {each.output_tokens} {max(0.0, each.ago_s):.3f}" for each in self.ends)
-        return ["count", self.workflow, *counts, "" if self.ago_s is None else f"{self.ago_s:.6f}", ends]
+        ago = "" if self.ago_s is None else f"{self.ago_s:.6f}"
+        return ["count", self.workflow, *counts, ago, ends, self.teller, str(self.telling)]
 
     def found(self, raw: Any) -> None:
         return None

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import math
+import secrets
 import time
 from collections import OrderedDict, deque
 from collections.abc import Callable, Iterator, Mapping
@@ -85,6 +86,8 @@ class Workflows:
         self._asking: asyncio.Task[None] | None = None
         self._away_until = -math.inf  # loop time
         self._counts: dict[Name, _Counts] = {}  # what Redis has not been told yet
+        self._unsure: dict[Name, _Counts] = {}  # what it was told last, until it answers
+        self._teller, self._telling_number = secrets.token_hex(4), 0
         self._telling: asyncio.TimerHandle | None = None
         self._cancelled: OrderedDict[Name, str] = OrderedDict()  # the newest, by whom
 
@@ -290,14 +293,13 @@ class Workflows:
     async def _run(self, board: Talks) -> None:
         """Until nothing waits. What requests did goes first, so that who asks next sees it."""
         asks: list[Ask] = []
-        told: dict[Name, _Counts] = {}
         try:
-            while (told := self._untold()) or self._waiting:
+            while (told := self._next_untold()) or self._waiting:
                 asks = self._next(AT_ONCE - len(told))
-                orders = [*_told(told), *(order for order, _ in asks)]
+                orders = [*self._told(told), *(order for order, _ in asks)]
                 async with asyncio.timeout(ASK_S):
                     found = await board.run(run_orders(orders))
-                told = {}
+                self._unsure = {}
                 for (_, answer), raw in zip(asks, found[len(orders) - len(asks) :], strict=True):
                     if not answer.done():
                         answer.set_result(raw)
@@ -309,29 +311,31 @@ class Workflows:
                 if not answer.done():
                     answer.set_exception(LiveUnavailable(AWAY))
             self._waiting.clear()
-            self._put_back(told)
+            if self.untold and self._telling is None:
+                self._telling = asyncio.get_running_loop().call_later(AWAY_S, self._tell)
 
-    def _untold(self) -> dict[Name, _Counts]:
-        """Taken out of those that wait to be told."""
-        names = list(islice(self._counts, AT_ONCE // 2))
-        return {name: self._counts.pop(name) for name in names}
+    @property
+    def untold(self) -> bool:
+        """Something is left to tell Redis, or it has not answered yet."""
+        return bool(self._counts or self._unsure)
 
-    def _put_back(self, told: dict[Name, _Counts]) -> None:
-        """Redis was not told: it is when it answers again."""
-        for name, counts in told.items():
-            later = self._counts.get(name)
-            if later is None:
-                self._counts[name] = counts
-                continue
-            later.seen += counts.seen
-            later.answered += counts.answered
-            later.failed += counts.failed
-            later.tokens += counts.tokens
-            later.aside += counts.aside
-            later.ended_at = later.ended_at or counts.ended_at
-            later.ends += counts.ends
-        if self._counts and self._telling is None:
-            self._telling = asyncio.get_running_loop().call_later(AWAY_S, self._tell)
+    def _next_untold(self) -> dict[Name, _Counts]:
+        """What Redis did not answer comes again, unchanged: it may have counted it, or may yet, and tells it by its
+        number. Only then comes what is new."""
+        if not self._unsure and self._counts:
+            names = list(islice(self._counts, AT_ONCE // 2))
+            self._unsure = {name: self._counts.pop(name) for name in names}
+            self._telling_number += 1
+        return self._unsure
+
+    def _told(self, told: Mapping[Name, _Counts]) -> Iterator[Order]:
+        now = time.monotonic()
+        for (tenant, workflow), each in told.items():
+            ago_s = None if each.ended_at is None else now - each.ended_at
+            ends = tuple(EndedCall(number, output, now - at) for number, output, at in each.ends)
+            counts = (each.seen, each.answered, each.failed, each.tokens)
+            by = (self._teller, self._telling_number)
+            yield CountRequests(tenant, workflow, *counts, ago_s, ends, each.aside, *by)
 
     def _next(self, most: int) -> list[Ask]:
         """One of each tenant, then a second one of each, without those whose clients have gone."""
@@ -345,15 +349,6 @@ class Workflows:
             if not ask[1].done():
                 asks.append(ask)
         return asks
-
-
-def _told(told: dict[Name, _Counts]) -> Iterator[Order]:
-    now = time.monotonic()
-    for (tenant, workflow), each in told.items():
-        ago_s = None if each.ended_at is None else now - each.ended_at
-        ends = tuple(EndedCall(number, output, now - at) for number, output, at in each.ends)
-        counts = (each.seen, each.answered, each.failed, each.tokens)
-        yield CountRequests(tenant, workflow, *counts, ago_s, ends, each.aside)
 
 
 def _known(found: WorkflowState | None) -> WorkflowState:

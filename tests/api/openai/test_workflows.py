@@ -15,10 +15,11 @@ from api.openai.workflows import Workflows
 from controller.core.types import LatencyCoefficients
 from tests.api.openai.gateways import completion
 from tests.api.openai.workflow_gateways import OTHER, call, config, gateway
+from tests.faults.outage import hanging
 from tests.waiting import until_on_loop
 from workers import live, workflows
 from workers.backends.fake import Script
-from workers.workflows import AT_ONCE, WORKFLOWS_KEY
+from workers.workflows import AT_ONCE, WORKFLOWS_KEY, read_workflow
 
 pytestmark = pytest.mark.db
 
@@ -182,6 +183,19 @@ async def test_a_redis_that_hangs_holds_nobody_up(monkeypatch):
             assert joined(bed)[0]["reason"] == "workflow_alone"
         figures = {name: value for name, _, _, value in status.gauges(bed.gateway)}
         assert figures["workflow_steps_alone_total"] == 5
+
+
+async def test_after_a_redis_hung_each_request_is_counted_once(redis_server):
+    """What it had received and not answered, it does when it goes on; the gateway tells it again meanwhile."""
+    async with gateway() as bed:
+        assert (await bed.ask(call(workflow_deadline=60))).status == 200
+        with hanging(redis_server):
+            for _ in range(5):
+                assert (await bed.ask(call(workflow_deadline=60))).status == 200
+                await asyncio.sleep(0.6)
+        await until_on_loop(lambda: not bed.gateway.workflows.untold)
+        found = live.run(read_workflow("acme", "w1"))
+        assert (found.seen, found.answered, found.running) == (6, 6, 0)
 
 
 @pytest.mark.parametrize(
