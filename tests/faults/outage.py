@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import signal
 import time
+from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -15,6 +16,7 @@ import psutil
 from tests.faults.load import Load, quantile_ms, recorded
 from tests.faults.system import System
 from tests.faults.watch import PAGE_TIMEOUT_S, Watch
+from tests.faults.workflows import Workflows
 from workers.supervisor.embedded import EmbeddedPostgres, EmbeddedRedis
 
 RATE = 15.0
@@ -24,6 +26,7 @@ BEFORE_S = 8.0
 # add seconds.
 ADDED_P99_MS = 300
 FRESH_AGAIN_S = 10.0  # the live page tries Redis again at least every five seconds
+WORKFLOWS_AGAIN_S = 10.0  # a gateway tries Redis again after a second, and rounds of calls are a second apart
 Server = EmbeddedPostgres | EmbeddedRedis
 
 
@@ -56,6 +59,7 @@ def hanging(server: Server) -> Iterator[None]:
 class Seen:
     load: Load
     watch: Watch
+    workflows: Workflows
     began: float
     ended: float
 
@@ -80,12 +84,14 @@ class Seen:
             "longest_gap_s": round(max((frame.gap_s for frame in frames), default=-1), 1),
             "fresh_after_s": round(self.watch.frames[-1].at - self.ended, 1),
             "sockets_lost": len(self.watch.sockets_lost),
+            "workflow_calls": len(self.workflows.sent),
+            "forks": dict(Counter(each.status for each in self.workflows.told if each.kind == "fork")),
         }
 
 
 def outage(system: System, fault: Callable[[], Any], seconds: float) -> Seen:
     """Load before, during and after; the pages are watched all the while."""
-    with Watch(system) as watch, Load(system, rate=RATE, body=BODY) as load:
+    with Watch(system) as watch, Workflows(system) as workflows, Load(system, rate=RATE, body=BODY) as load:
         time.sleep(BEFORE_S)
         began = time.monotonic()
         with fault():
@@ -93,7 +99,13 @@ def outage(system: System, fault: Callable[[], Any], seconds: float) -> Seen:
         ended = time.monotonic()
         system.until(lambda: fresh_after(watch, ended), FRESH_AGAIN_S)
         system.until(lambda: any(each.ended == "done" for each in load.between(ended, math.inf)))
-    return Seen(load, watch, began, ended)
+        system.until(lambda: served_again(workflows, ended), WORKFLOWS_AGAIN_S)
+    return Seen(load, watch, workflows, began, ended)
+
+
+def served_again(workflows: Workflows, ended: float) -> bool:
+    """A fork and a workflow were opened."""
+    return {"fork", "open"} <= {each.kind for each in workflows.between(ended, math.inf) if each.status == 201}
 
 
 def fresh_after(watch: Watch, ended: float) -> bool:
@@ -103,11 +115,12 @@ def fresh_after(watch: Watch, ended: float) -> bool:
 
 def check(system: System, seen: Seen, say: Callable[..., None]) -> None:
     """The data path did not notice, no record is lost or doubled, and every page answered."""
-    waited = recorded(system, seen.load.sent, within_s=30.0)
+    sent = [*seen.load.sent, *seen.workflows.sent]
+    waited = recorded(system, sent, within_s=30.0)
     well = system.until(system.healthy, within_s=40.0)
     figures = seen.figures
     say(**figures, records_after_s=round(waited, 1), healthy_after_s=round(waited + well, 1))
-    assert dict(seen.load.ends()) == {"done": len(seen.load.sent)}
+    assert Counter(each.ended for each in sent) == {"done": len(sent)}
     before, during = figures["p99_ms"]
     assert during <= before + ADDED_P99_MS, f"p99 {before} ms before, {during} ms during"
     pages = seen.watch.pages_between(seen.began, seen.ended)

@@ -13,6 +13,8 @@ pytestmark = [pytest.mark.db, pytest.mark.slow]
 def test_the_data_path_does_not_notice(system, postgres, say, fault):
     seen = outage(system, partial(fault, postgres), 30.0)
     check(system, seen, say)
+    assert {each.status for each in seen.workflows.told} == {201}, "forks and workflows are Redis' business"
+    system.until(lambda: seen.workflows.counted() == (seen.workflows.steady,) * 2)
     pages = [page for page in seen.watch.pages_between(seen.began + 1, seen.ended - 11) if page.status != 200]
     assert pages, "no page said that PostgreSQL is unavailable"
     assert all("The database is unavailable" in page.text for page in pages)

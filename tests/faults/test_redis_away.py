@@ -9,6 +9,7 @@ import pytest
 import redis
 
 from tests.faults.outage import check, hanging, outage, stopped
+from tests.faults.workflows import AWAY
 
 pytestmark = [pytest.mark.db, pytest.mark.slow]
 LOST = "Couldn't ack"  # Celery's words
@@ -19,6 +20,11 @@ HELD_LOOKS = 15  # a tenth of a second apart: longer than any worker that is wel
 def test_the_data_path_does_not_notice_and_the_live_page_says_stale(system, redis_server, say, fault):
     seen = outage(system, partial(fault, redis_server), 20.0)
     check(system, seen, say)
+    refused = seen.workflows.between(seen.began + 1, seen.ended - 2)
+    assert {(each.kind, each.status, each.code) for each in refused} == {("fork", 503, AWAY), ("open", 503, AWAY)}
+    assert all(each.message and each.took_s < 3.0 for each in refused), refused
+    if fault is hanging:  # else its workflows went with its memory
+        system.until(lambda: seen.workflows.counted() == (seen.workflows.steady,) * 2)
     frames = seen.watch.frames_between(seen.began + 8, seen.ended)
     assert frames, "the socket fell silent"
     assert all(frame.stale for frame in frames)
