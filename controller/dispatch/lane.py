@@ -27,6 +27,7 @@ MOST_NAMED = 8  # a record names at most this many instances
 TPOT_MARGIN = 1.5  # a single decode step this much slower than the target cannot be an error of the prediction
 REFERENCE_TOKENS = 1_000  # prompt and context by which costs are compared over time
 SAME_COST = 1.05  # instances of one kind differ by this much once each has learned from its own traffic
+SAME_SHARE = 0.1  # cached parts of prompts that differ by less say nothing: they are learned by kind of request
 JUDGE_AGAIN = 0.1  # a change of the reference costs by this part changes what is hopeless
 RECOSTED_EACH_PASS = 100  # waiting requests whose costs are predicted again in one pass: about a millisecond
 TOLD_EACH_PASS = 100  # waiting requests that frames are told of in one pass: one or two milliseconds
@@ -347,13 +348,12 @@ class Lane:
         return self._best
 
     def best_for(self, request: Request) -> list[ShadowInstance]:
-        """`best`, and the one that computes this prompt soonest where prefix caches have parts of prompts: a slower
-        instance, or one of the same kind, whose cache has more of it."""
-        best = self.best()
-        if not any(instance.knows_prefixes for instance in self._next):
-            return best
-        able = [instance for instance in self._next if instance.holds(request)]
-        soonest = min(able, key=lambda each: each.prefill_s(request), default=None)
+        """`best`, and of those whose prefix cache has clearly more of the prompt the one that computes it soonest: a
+        slower instance, or one of the same kind."""
+        best, kind = self.best(), (request.tenant, request.slo_class)
+        known = min((instance.cached.by_kind.get(kind, 0.0) for instance in best), default=0.0) + SAME_SHARE
+        more = [each for each in self._next if each.cached.by_kind.get(kind, 0.0) > known and each.holds(request)]
+        soonest = min(more, key=lambda each: each.prefill_s(request), default=None)
         return best if soonest is None or soonest in best else [*best, soonest]
 
     def cost(self, request: Request) -> Cost:
