@@ -51,7 +51,7 @@ from controller.core.decisions import Decision, Figure
 from controller.core.errors import ConfigError
 from controller.core.messages import LearnedMessage
 from controller.core.snapshot import GatewaySnapshot, ModelConfig, TenantConfig
-from controller.core.types import Outcome, Request, RequestRecord
+from controller.core.types import Outcome, Request, RequestRecord, given_up
 from controller.dispatch import build_scheduler
 from controller.dispatch.policy_sets import checked_ordering
 from controller.predict.answer_lengths import AnswerLengths, Foretold
@@ -435,7 +435,7 @@ class Gateway:
         """A request that was let in has ended: its workflow is told, and the answer of a step is kept."""
         answered = record.outcome == Outcome.OK.value
         if in_flight.timed:
-            tokens = 0 if in_flight.stored else record.output_tokens  # those were counted before
+            tokens = record.output_tokens if record.attempts else 0  # else another request has them
             self.workflows.ended(
                 record.tenant,
                 record.workflow,
@@ -443,6 +443,7 @@ class Gateway:
                 output_tokens=tokens,
                 number=in_flight.call_number,
                 computed=not in_flight.stored,
+                given_up=given_up(record.step_key, record.error_code),
             )
         if answered and in_flight.step is not None:
             self.steps.keep(in_flight)

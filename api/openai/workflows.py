@@ -174,10 +174,18 @@ class Workflows:
                 counts.ends.append((number, -1, time.monotonic()))
 
     def ended(
-        self, tenant: str, workflow: str, *, answered: bool, output_tokens: int, number: int = 0, computed: bool = True
+        self,
+        tenant: str,
+        workflow: str,
+        *,
+        answered: bool,
+        output_tokens: int,
+        number: int = 0,
+        computed: bool = True,
+        given_up: bool = False,
     ) -> None:
         """A request that was seen has ended. `output_tokens`: of its answer, which an engine `computed` for it, or
-        which was kept. `number`: of `WorkflowTime`."""
+        which was kept. `number`: of `WorkflowTime`. `given_up`: as `controller.core.types` has it."""
         if (counts := self._count(tenant, workflow)) is None:
             return
         if number and not (answered and computed):
@@ -188,6 +196,8 @@ class Workflows:
             counts.answered += 1
             counts.tokens += output_tokens
             counts.ended_at = time.monotonic()
+        elif given_up:
+            counts.seen -= 1  # as if it had not been sent: the step counts when it is asked for again
         else:
             counts.failed += 1
 

@@ -54,6 +54,13 @@ class Outcome(StrEnum):
 
 
 ENGINE_REJECTED = "engine_rejected"  # error code of a request that the engine refused with a 4xx
+CLIENT_CLOSED = "client_closed"  # error code of a request that its client hung up on
+
+
+def given_up(step_key: str, error_code: str) -> bool:
+    """Whether its client hung up on a step of a workflow that it can ask for again by its key. A client that died and
+    goes on has not failed its workflow by that."""
+    return bool(step_key) and error_code == CLIENT_CLOSED
 
 
 @dataclass(slots=True)

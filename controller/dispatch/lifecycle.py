@@ -13,7 +13,7 @@ from enum import StrEnum
 from typing import NamedTuple
 
 from controller.core import events as ev
-from controller.core.types import ENGINE_REJECTED, Outcome, Request
+from controller.core.types import CLIENT_CLOSED, ENGINE_REJECTED, Outcome, Request
 
 MAX_PREFILLS = 3  # of one request, not counting those after which `PrefillAgain.counts` is False
 
@@ -160,7 +160,7 @@ ENDS: Mapping[Cause, End] = {
     Cause.KV_LOST: End(Outcome.FAILED, Outcome.FAILED, Outcome.CUT, "no_capacity"),
     Cause.ENGINE_FAILED: End(Outcome.FAILED, Outcome.FAILED, Outcome.CUT, "engine_failed"),
     Cause.REJECTED: End(Outcome.REFUSED, Outcome.REFUSED, Outcome.REFUSED, ENGINE_REJECTED),
-    Cause.HUNG_UP: End(Outcome.CANCELLED, Outcome.CANCELLED, Outcome.CANCELLED, "client_closed"),
+    Cause.HUNG_UP: End(Outcome.CANCELLED, Outcome.CANCELLED, Outcome.CANCELLED, CLIENT_CLOSED),
     Cause.KEY_REVOKED: End(Outcome.REFUSED, Outcome.REFUSED, Outcome.CUT, "invalid_api_key"),
     Cause.WORKFLOW_CANCELLED: End(Outcome.CANCELLED, Outcome.CANCELLED, Outcome.CANCELLED, "cancelled"),
     Cause.SHUTDOWN: End(Outcome.REFUSED, Outcome.FAILED, Outcome.CUT, "shutting_down"),

@@ -6,22 +6,23 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 
-from controller.core.types import Outcome
+from controller.core.types import Outcome, given_up
 from controller.models import RequestRecord
-from controller.selectors.records.workflows import share_of
+from controller.selectors.records.workflows import failed, share_of, tokens_of
 
 
 @dataclass(slots=True)
 class WorkflowStage:
     """Sums over the requests of one stage. `part`: of the workflow's time, as it was declared, 0..1; None if it was
     not. `due_at`: the latest end of a request's share, None without shares. `over_share`: requests that took longer
-    than theirs. `output_tokens`: of answered requests; `predicted`: the sums of their lower and upper bounds, None if
-    one of them had none."""
+    than theirs. `given_up`: steps on which their client hung up; nothing else of them counts. `output_tokens`: that
+    were computed for answers; `predicted`: the sums of the lower and upper bounds of these, None if one had none."""
 
     name: str
     part: float | None
     requests: int = 0
     failed: int = 0
+    given_up: int = 0
     over_share: int = 0
     output_tokens: int = 0
     ended_at: datetime | None = None
@@ -31,15 +32,18 @@ class WorkflowStage:
     def add(self, row: RequestRecord) -> None:
         ended_at = row.arrived_at + timedelta(seconds=row.e2e_s or 0.0)
         self.requests += 1
+        if given_up(row.step_key, row.error_code):
+            self.given_up += 1
+            return
         self.ended_at = ended_at if self.ended_at is None else max(self.ended_at, ended_at)
         due_at = due_of(row)
         if due_at is not None:
             self.due_at = due_at if self.due_at is None else max(self.due_at, due_at)
             self.over_share += ended_at > due_at
-        if row.outcome != Outcome.OK.value:
-            self.failed += 1
+        self.failed += failed(row)
+        if row.outcome != Outcome.OK.value or not row.attempts:
             return
-        self.output_tokens += row.output_tokens
+        self.output_tokens += tokens_of(row)
         bounds = predicted_of(row)
         if self.predicted is None or bounds is None:
             self.predicted = None

@@ -9,13 +9,16 @@ from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
 from typing import Any, NamedTuple, Protocol
 
-from controller.core.types import Outcome
+from controller.core.types import Outcome, given_up
 from controller.models import RequestRecord
 
 WINDOW = timedelta(hours=1)
 MOST_RECORDS = 5_000  # read for one page; the newest
 MOST_REQUESTS = 500  # of one workflow; the first
-READ = ("id", "arrived_at", "tenant", "workflow", "stage", "e2e_s", "outcome", "output_tokens", "decisions")
+READ = (
+    *("id", "arrived_at", "tenant", "workflow", "stage", "step_key", "e2e_s", "outcome", "error_code", "attempts"),
+    *("output_tokens", "decisions"),
+)
 STATES = ("open", "late", "cancelled", "no_deadline")
 Name = tuple[str, str]  # tenant, workflow
 CANCELLED_BY = {
@@ -58,8 +61,8 @@ class KeptWorkflow(Protocol):
 @dataclass(slots=True)
 class Workflow:
     """`due_at`: None without a deadline. `stages`: as the requests named them, in order, without repetitions. `failed`:
-    requests that were refused, cut, cancelled or expired. `running`: requests whose end no gateway has told yet.
-    `cancelled_by`: tenant, operator or ""."""
+    requests that were refused, cut, cancelled or expired, without steps that their client gave up. `running`: requests
+    whose end no gateway has told yet. `cancelled_by`: tenant, operator or ""."""
 
     tenant: str
     name: str
@@ -193,6 +196,16 @@ def one_workflow(
     return OneWorkflow(whole.workflows[0], rows[:MOST_REQUESTS], len(rows) > MOST_REQUESTS, kept, live)
 
 
+def failed(row: RequestRecord) -> bool:
+    """It was refused, cut, cancelled or expired, and is no step that its client gave up and can ask for again."""
+    return row.outcome != Outcome.OK.value and not given_up(row.step_key, row.error_code)
+
+
+def tokens_of(row: RequestRecord) -> int:
+    """Output tokens that an engine computed for its answer: 0 if it has none, or got that of another request."""
+    return row.output_tokens if row.outcome == Outcome.OK.value and row.attempts else 0
+
+
 def share_of(row: RequestRecord) -> Mapping[str, Any]:
     """What its gateway found of its workflow at its arrival: `left_s`, `steps_left` and, unless it was late, `step_s`;
     empty if the workflow had no deadline."""
@@ -244,8 +257,8 @@ def _add(found: dict[Name, Workflow], row: RequestRecord) -> None:
         each = found[row.tenant, row.workflow] = Workflow(row.tenant, row.workflow, row.arrived_at, ended_at)
     each.ended_at = max(each.ended_at, ended_at)
     each.requests += 1
-    each.failed += row.outcome != Outcome.OK.value
-    each.output_tokens += row.output_tokens if row.outcome == Outcome.OK.value else 0
+    each.failed += failed(row)
+    each.output_tokens += tokens_of(row)
     if row.stage and row.stage not in each.stages:
         each.stages.append(row.stage)
     if each.due_at is None:

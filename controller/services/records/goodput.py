@@ -14,7 +14,7 @@ from typing import Any
 import psycopg
 from psycopg import sql
 
-from controller.core.types import Outcome, RequestRecord
+from controller.core.types import Outcome, RequestRecord, given_up
 from controller.slo.request_types import GoodputCounts, RequestType, goodput_counts, type_of
 
 # A name that was silent for this long, and is past its deadline, is that of another workflow when it is used again.
@@ -158,10 +158,12 @@ class _Workflow:
         self.cancelled_by = max(self.cancelled_by, _cancelled_by(record))
         cancelled, answered = record.counted_as == Outcome.CANCELLED, record.outcome == Outcome.OK
         self.requests += record.stands_for
-        self.failed += 0 if answered else record.stands_for
+        failed = not answered and not given_up(record.step_key, record.error_code)
+        self.failed += record.stands_for if failed else 0
         self.cancelled += record.stands_for if cancelled else 0
         self.missed += 0 if cancelled or record.attained else record.stands_for
-        self.tokens += record.prompt_tokens + record.output_tokens if answered else 0
+        # Without an attempt at an engine its answer is that of another request, which has counted it.
+        self.tokens += record.prompt_tokens + record.output_tokens if answered and record.attempts else 0
 
     @property
     def over_at(self) -> datetime:

@@ -362,3 +362,37 @@ async def test_what_is_forgotten_of_several_tenants_at_once_is_all_counted():
         keeps(bed, 0)
         await until_on_loop(lambda: bed.gateway.steps.counts["forgotten"] >= 2, 5)
         assert bed.gateway.steps.counts["forgotten"] == 2
+
+
+# ---- given up -------------------------------------------------------------------------------------------------------
+
+
+async def test_a_step_that_its_client_gave_up_and_asks_for_again_leaves_its_workflow_in_time():
+    async with gateway() as bed:
+        await bed.ask(step("plan", workflow_deadline=30))
+        bed.every(Script(hang_after=1))
+        client = bed.send(step("write", stream=True))
+        await until_on_loop(lambda: client.answer.body)
+        await client.hang_up()
+        await until_on_loop(lambda: len(bed.sink.records) == 2)
+        told = await of_workflow(bed)
+        assert (told["requests"], told["answered"], told["failed"], told["running"]) == (1, 1, 0, 0)
+        bed.every(Script())
+        await bed.ask(step("write"))
+        told = await of_workflow(bed)
+        assert (told["requests"], told["answered"], told["failed"], told["in_time"]) == (2, 2, 0, True)
+        assert told["goodput_tokens"] == 8
+
+
+async def of_workflow(bed):
+    return json.loads((await bed.ask(b"", "/v1/workflows/w1", method="GET")).body)
+
+
+async def test_the_tokens_of_a_shared_call_count_once_for_their_workflow():
+    async with gateway() as bed:
+        bed.every(Script(first_delay_s=0.1))
+        body = step(temperature=0, share_call=True, workflow_deadline=30)
+        await asyncio.gather(bed.ask(body), bed.ask({**body, "metadata": {"workflow_id": "w1"}}))
+        assert calls(bed) == 1
+        told = await of_workflow(bed)
+        assert (told["answered"], told["output_tokens"]) == (2, 4)

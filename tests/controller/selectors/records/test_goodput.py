@@ -74,6 +74,20 @@ def test_who_cancelled_a_workflow_decides_whether_it_counts():
     ) == {"compound": (1, 0, 1, 120, 0)}  # fmt: skip
 
 
+def test_a_step_that_its_client_gave_up_is_no_failure_of_its_workflow():
+    hung_up = {"outcome": "cancelled", "error_code": "client_closed", **MISS}
+    assert counted(
+        call("resumed", 0, left_s=60, step_key="plan", **hung_up), call("resumed", 9, left_s=51, step_key="plan"),
+        call("unnamed", 0, left_s=60, **hung_up), call("unnamed", 9, left_s=51),
+    ) == {"compound": (2, 1, 0, 240, 120)}  # fmt: skip
+
+
+def test_an_answer_that_another_request_got_counts_once():
+    assert counted(
+        call("w", 0, left_s=60), call("w", 9, left_s=51, attempts=0), call("w", 9, left_s=51, attempts=0)
+    ) == {"compound": (1, 1, 0, 120, 120)}
+
+
 def test_without_a_deadline_each_request_of_a_workflow_has_to_be_in_time():
     assert counted(
         call("kept", 0), call("kept", 5), call("missed", 0), call("missed", 5, **MISS),
