@@ -20,6 +20,7 @@ TRACE_NAME = "Azure 2023 conversation, 2,000 of 19,366 requests (CC-BY-4.0)"
 DEMO_SECRET = "sk-slackline-demo-key-not-for-production-use"
 
 
+RETENTION_S = 600  # of answers: steps can be resumed and forked, as the how-to of workflows shows
 NO_QUOTAS: dict[str, Any] = {"rpm": None, "tpm": None, "max_concurrency": None}
 
 
@@ -46,7 +47,7 @@ CLASSES: tuple[dict[str, Any], ...] = (
 )  # fmt: skip
 
 TENANTS = (
-    DemoTenant("demo", "Demo", "interactive", NO_QUOTAS),
+    DemoTenant("demo", "Demo", "interactive", {**NO_QUOTAS, "retention_s": RETENTION_S}),
     DemoTenant("acme", "Acme Support", "standard", {**NO_QUOTAS, "max_concurrency": 500}),
     DemoTenant("research", "Research", "batch", {**NO_QUOTAS, "rpm": 3000, "tpm": 2_000_000}),
 )

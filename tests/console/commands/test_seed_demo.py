@@ -53,6 +53,8 @@ def test_it_configures_gateway_and_fleet():
     assert {entry.name for entry in snapshot.classes} == {"interactive", "standard", "summaries", "analytics", "batch"}
     assert len(snapshot.mappings[0].levels) == 4
     assert snapshot.models[0].name == demo.MODEL
+    kept = {tenant.name: tenant.retention_s for tenant in snapshot.tenants}
+    assert kept == {"demo": demo.RETENTION_S, "acme": 0, "research": 0}
     desired = Instance.objects.order_by("id").values_list("id", "provisioner", "desired_state")
     assert list(desired) == [("engine-1", "process", "running"), ("engine-2", "process", "running")]
 
