@@ -27,6 +27,7 @@ urlpatterns = [
     path("requests/", requests.request_list, name="requests"),
     path("workflows/", workflows.workflow_list, name="workflows"),
     path("workflows/one/", workflows.workflow_detail, name="workflow"),
+    path("workflows/one/live/", workflows.workflow_live, name="workflow-live"),
     path("workflows/cancel/", workflows.workflow_end, name="workflow-end"),
     path("requests/compare/", requests.request_compare, name="request-compare"),
     path("requests/<str:request_id>/", requests.request_detail, name="request"),

@@ -142,6 +142,7 @@ def traffic_pages(about: Subjects) -> dict[str, str]:
         "requests": "/requests/",
         "workflows": "/workflows/",
         "workflow": f"/workflows/one/?tenant={about.workflow.tenant}&workflow={about.workflow.workflow}",
+        "workflow, part": f"/workflows/one/live/?tenant={about.workflow.tenant}&workflow={about.workflow.workflow}",
         "requests, missed of a tenant": f"/requests/?tenant={about.tenant.name}&attained=no",
         "requests, missed of a class": "/requests/?slo_class=interactive&attained=no",
         "requests, refused": "/requests/?outcome=refused",

@@ -33,6 +33,7 @@ class DrawnRequest:
     is_tool: bool = False  # a step of the client's own tool, which has no page
     mark: str = ""  # beside its bar: what was special about how it was served
     answer_of: str = ""  # id of the equal request whose call's answer it got
+    given_up: bool = False  # its client hung up on it, and can ask for its step again
 
 
 @dataclass(frozen=True, slots=True)

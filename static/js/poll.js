@@ -58,7 +58,8 @@ export class PolledParts {
   }
 
   get() {
-    const charts = this.round++ % CHARTS_EVERY === CHARTS_EVERY - 1 ? "?charts=1" : "";
+    const more = this.url.includes("?") ? "&" : "?";
+    const charts = this.round++ % CHARTS_EVERY === CHARTS_EVERY - 1 ? `${more}charts=1` : "";
     const head = { accept: "application/json" };
     return fetch(`${this.url}${charts}`, { headers: head, redirect: "manual", signal: this.asking.signal });
   }

@@ -39,6 +39,7 @@ PAGES: dict[str, Rule] = {
     "requests/compare/": READ,
     "workflows/": READ,
     "workflows/one/": READ,
+    "workflows/one/live/": READ,
     "workflows/cancel/": ACT,
     "requests/<str:request_id>/": READ,
     "classes/": READ,

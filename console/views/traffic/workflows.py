@@ -2,25 +2,32 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import time
+from collections import Counter
+from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime, timedelta
+from types import MappingProxyType
 from typing import Any
 from urllib.parse import urlencode
 
 from django.contrib import messages
-from django.http import HttpRequest, HttpResponse
+from django.http import Http404, HttpRequest, HttpResponse, JsonResponse
 from django.shortcuts import redirect, render
+from django.template.loader import render_to_string
 from django.urls import reverse
 from django.utils import timezone
 from django.utils.html import format_html
+from django.views.decorators.gzip import gzip_page
 from django.views.decorators.http import require_GET, require_POST
 
 from console.access import actor_of, allows
 from console.charts.workflow_timeline import DrawnRequest, timeline
 from console.forms.base import WorkflowSearch
 from console.forms.numbers import number_of
+from console.live.polled import AsOf, PagePart
 from console.live.ttl_cache import TtlCache
 from console.views.paging import numbered_page
+from controller.core.types import given_up
 from controller.models import RequestRecord
 from controller.selectors.records import decisions
 from controller.selectors.records.workflow_stages import due_of, predicted_of, refined_of, stages_of
@@ -48,14 +55,17 @@ DECISIONS_MAX = 20
 MOST_DRAWN = 100  # requests
 TENANT_MAX, NAME_MAX = 64, 120  # characters
 
+STALE_S = 5.0
+# `number`: of the request whose answer it got, in the order of the page; `tokens`: of the checkpoint.
 HOW = {
-    "stored_step": "answer kept before",
-    "shared_call": "answer of an equal request",
-    "call_shared": "shared with equal requests",
-    "from_checkpoint": "branch, from its checkpoint",
-    "sooner_again": "branch, computed again",
-    "checkpoint_lost": "branch, its checkpoint was lost",
+    "stored_step": "answer kept before{number}: no new tokens",
+    "shared_call": "answer of an equal request{number}: no new tokens",
+    "call_shared": "its call was shared with equal requests",
+    "from_checkpoint": "branch, from its checkpoint: {tokens} tokens not computed again",
+    "sooner_again": "branch, computed again elsewhere, which was sooner",
+    "checkpoint_lost": "branch, computed again: its checkpoint was lost",
 }
+GIVEN_UP = "not counted: its client can ask for this step again"
 
 MARKS = {
     "stored_step": "kept",
@@ -65,6 +75,7 @@ MARKS = {
     "sooner_again": "branch",
     "checkpoint_lost": "branch",
 }  # the same in the chart, in a word
+SERVED = MARKS.keys() - {"call_shared"}  # that one's own call was computed
 
 READ: TtlCache[RecentWorkflows] = TtlCache(KEPT_S)
 
@@ -96,13 +107,40 @@ def workflow_list(request: HttpRequest) -> HttpResponse:
 @require_GET
 @allows(UserRole.VIEWER)
 def workflow_detail(request: HttpRequest) -> HttpResponse:
-    tenant, name = _named(request.GET.get("tenant", "")), _named(request.GET.get("workflow", ""))
+    tenant, name = _asked_for(request)
     now = timezone.now()
     found = find_workflow(tenant, name, now) if tenant and name else None
     if found is None:
         return render(request, "console/traffic/workflow_missing.html", {"tenant": tenant, "name": name}, status=404)
+    each = found.workflow
+    context = _live_context(found, now) | {
+        "audited": [(decision, sentence(decision)) for decision in _audited(tenant, name)],
+        "cancellable": found.kept is not None and not each.cancelled_by,
+    }
+    if each.state(now) == "open" or each.running:  # else nothing on the page changes any more
+        at = f"{reverse('workflow-live')}?{urlencode({'tenant': tenant, 'workflow': name})}"
+        context |= {"as_of": AsOf(time.time(), STALE_S), "live_url": at}
+    return render(request, "console/traffic/workflow.html", context)
+
+
+@gzip_page
+@require_GET
+@allows(UserRole.VIEWER)
+def workflow_live(request: HttpRequest) -> JsonResponse:
+    """The part of the page that changes while the workflow is open."""
+    tenant, name = _asked_for(request)
+    now = timezone.now()
+    found = find_workflow(tenant, name, now) if tenant and name else None
+    if found is None:
+        raise Http404
+    html = render_to_string("console/traffic/_workflow_live.html", _live_context(found, now))
+    return PagePart(html, AsOf(time.time(), STALE_S)).answer()
+
+
+def _live_context(found: OneWorkflow, now: datetime) -> dict[str, Any]:
     each, declared = found.workflow, _stages(found)
-    context = {
+    numbers = {row.id: number for number, row in enumerate(found.requests, 1)}
+    return {
         "each": each,
         "found": found,
         "state": each.state(now),
@@ -111,14 +149,12 @@ def workflow_detail(request: HttpRequest) -> HttpResponse:
         "stages": declared,
         "by_stage": stages_of(found.requests, {stage["name"]: stage["part"] for stage in declared}),
         "goodput": None if each.kept is None else not each.missed(now),
-        "rows": [_row(row) for row in found.requests],
+        "rows": [_row(row, numbers) for row in found.requests],
+        "served": _served(found.requests),
         "timeline": timeline(_steps(found), each.due_at),
         "most_drawn": MOST_DRAWN if len(found.requests) > MOST_DRAWN else None,
-        "audited": [(decision, sentence(decision)) for decision in _audited(tenant, name)],
-        "cancellable": found.kept is not None and not each.cancelled_by,
         "most": MOST_REQUESTS,
     }
-    return render(request, "console/traffic/workflow.html", context)
 
 
 @require_POST
@@ -147,7 +183,19 @@ def _named(given: str) -> str:
     return "" if "\x00" in given or len(given) > max(TENANT_MAX, NAME_MAX) else given
 
 
-def _row(row: RequestRecord) -> dict[str, Any]:
+def _asked_for(request: HttpRequest) -> tuple[str, str]:
+    """(tenant, workflow)"""
+    return _named(request.GET.get("tenant", "")), _named(request.GET.get("workflow", ""))
+
+
+def _served(rows: Sequence[RequestRecord]) -> Counter[str]:
+    """How many got an answer that was kept (`kept`) or of an equal request (`shared`), are of a `branch`, or were
+    `given_up` by their client."""
+    marks = Counter(MARKS[step["reason"]] for row in rows for step in row.decisions if step.get("reason") in SERVED)
+    return marks + Counter(given_up=sum(given_up(row.step_key, row.error_code) for row in rows))
+
+
+def _row(row: RequestRecord, numbers: Mapping[str, int]) -> dict[str, Any]:
     share = share_of(row)
     share_s, due_at = share.get("step_s"), due_of(row)
     ended_at = row.arrived_at + timedelta(seconds=row.e2e_s or 0.0)
@@ -161,13 +209,20 @@ def _row(row: RequestRecord) -> dict[str, Any]:
         "left_s": share.get("left_s"),
         "share_s": share_s,
         "over_share": share_s is not None and row.e2e_s is not None and row.e2e_s > share_s,
-        "how": _how(row),
+        "how": _how(row, numbers),
     }
 
 
-def _how(row: RequestRecord) -> list[str]:
-    """What was special about how it was served: a kept answer, a call shared with equal requests, a branch."""
-    return [HOW[step["reason"]] for step in row.decisions if step.get("reason") in HOW]
+def _how(row: RequestRecord, numbers: Mapping[str, int] = MappingProxyType({})) -> list[str]:
+    """What was special about how it was served: a kept answer, a call shared with equal requests, a branch. `numbers`:
+    of the requests of the page, by their ids."""
+    found = []
+    for step in row.decisions:
+        figures = step.get("figures") or {}
+        number = numbers.get(str(figures.get("of_request")))
+        named = {"number": f", of {number}" if number else "", "tokens": figures.get("tokens", 0)}
+        found += [HOW[step["reason"]].format(**named)] if step.get("reason") in HOW else []
+    return [*found, GIVEN_UP] if given_up(row.step_key, row.error_code) else found
 
 
 def _steps(found: OneWorkflow) -> list[DrawnRequest]:
@@ -195,16 +250,18 @@ def _step(row: RequestRecord, parents: Sequence[str] | None) -> DrawnRequest:
         words.append(f"after {refined[0]} tokens {refined[1]} to {refined[2]}")
     reasons = [str(step.get("reason")) for step in row.decisions]
     figures = [step.get("figures") or {} for step in row.decisions if step.get("reason") == "shared_call"]
+    left = given_up(row.step_key, row.error_code)
     return DrawnRequest(
         row.id,
         row.stage,
         row.arrived_at,
         row.arrived_at + timedelta(seconds=took_s),
         share_s,
-        row.outcome != "ok" or (share_s is not None and took_s > share_s),
+        not left and (row.outcome != "ok" or (share_s is not None and took_s > share_s)),
         parents,
         ", ".join([*words, *_how(row)]),
-        mark=", ".join(dict.fromkeys(MARKS[reason] for reason in reasons if reason in MARKS)),
+        mark="given up" if left else ", ".join(dict.fromkeys(MARKS[each] for each in reasons if each in MARKS)),
+        given_up=left,
         answer_of=next((str(each.get("of_request", "")) for each in figures), ""),
     )
 

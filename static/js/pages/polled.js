@@ -1,4 +1,4 @@
-// Fleet, one instance, Scaling: parts that update by themselves, and charts that are redrawn when they change.
+// Fleet, one instance, Scaling, one workflow: parts that update by themselves, and charts that are redrawn when they change.
 
 import { draw } from "../charts.js";
 import { stateShower } from "../live.js";

@@ -311,6 +311,60 @@ def test_what_shares_a_call_or_is_a_branch_is_marked_in_the_graph_with_predicted
     assert "30 tokens, predicted 10 to 40" in drawn
 
 
+def hung_up(workflow, ago_s, **fields):
+    return call(workflow, ago_s, 1.0, left_s=40, outcome="cancelled", error_code="client_closed", **fields)
+
+
+def test_a_step_that_its_client_gave_up_and_asked_for_again_leaves_the_workflow_in_time(viewer, acme):
+    plan = call(
+        "w", 32, 1.0, left_s=50, id="plan", step_key="plan", stage="plan", output_tokens=5, length_bounds=(2, 9)
+    )
+    again = call("w", 15, 0.0, left_s=33, attempts=0, step_key="plan", stage="plan", output_tokens=5)
+    kept = {"kind": "step", "reason": "stored_step", "at": 0.0, "figures": {"of_request": "plan"}}
+    factories.records_stored(
+        plan,
+        hung_up("w", 30, step_key="write", stage="write"),
+        replace(again, decisions=[*again.decisions, kept]),
+        call("w", 14, 2.0, left_s=32, step_key="write", stage="write", output_tokens=9),
+    )
+    text = one(viewer, "w")
+    assert "<dd>4, 0, 0</dd>" in text  # finished, not answered, running
+    assert "<dd>1, 0, 0, 1</dd>" in text  # kept, shared, branches, given up
+    assert "<dd>14, 14 so far</dd>" in text  # tokens, those of the kept answer once
+    assert text.count('class="given-up"') == 1
+    assert 'class="bad"' not in text
+    assert "not counted: its client can ask for this step again" in text
+    assert "answer kept before, of 1: no new tokens" in text
+    first, write = cells(text, "workflow-stages")
+    assert (first["Tokens out"], first["Predicted"]) == (["5"], ["2", "to", "9"])
+    assert write["Requests"] == ["2", "1", "given", "up"]
+
+
+def test_without_a_step_key_a_hang_up_is_a_request_that_was_not_answered(viewer, acme):
+    factories.records_stored(hung_up("w", 30), call("w", 14, 2.0, left_s=32))
+    text = one(viewer, "w")
+    assert "1 not answered" in text
+    assert 'class="bad"' in text
+
+
+def test_the_page_of_an_open_workflow_asks_again_for_what_changes(viewer, acme):
+    begin("a/w")
+    page = viewer.get(reverse("workflow"), {"tenant": "acme", "workflow": "a/w"}).content.decode()
+    at = re.search('data-polled="([^"]+)"', page)[1].replace("&amp;", "&")
+    assert "No finished requests yet" in viewer.get(at).json()["html"]
+    factories.records_stored(call("a/w", 5, 1.0, left_s=60, id="req-a"))
+    told = viewer.get(at).json()
+    assert "req-a" in told["html"]
+    assert 'data-part="workflow"' in told["html"]
+    assert told["age_s"] < told["stale_after_s"]
+    assert viewer.get(reverse("workflow-live"), {"tenant": "acme", "workflow": "none"}).status_code == 404
+
+
+def test_a_workflow_that_is_over_is_not_asked_for_again(viewer, acme):
+    factories.records_stored(call("w", 30, 1.0, left_s=5))
+    assert "data-polled" not in one(viewer, "w")
+
+
 def test_parents_that_the_client_named_are_drawn_and_told_from_inferred_ones(viewer, acme):
     factories.records_stored(
         call("w", 30, 1.0, id="p", stage="plan", step_key="plan"),
