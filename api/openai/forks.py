@@ -34,6 +34,8 @@ from workers.live import LiveUnavailable, Talks
 
 log = logging.getLogger(__name__)
 
+TOLD_S = 0.25  # within which the checkpoint of a step that was just answered is told
+LOOK_S = 0.05
 READ_S = 0.25  # longest that Redis may take for a request of a branch; then it is computed
 Spawn = Callable[[Coroutine[Any, Any, None]], object]
 
@@ -90,7 +92,7 @@ class Forks:
         """Raises ApiError."""
         board = self._board()
         try:
-            found = await board.run(read_checkpoint(tenant, workflow, step))
+            found = await self._told(board, tenant, workflow, step)
             if found is None:
                 told = "step: this workflow has no step of this key whose checkpoint is still kept."
                 raise ApiError("not_found", told, param="step")
@@ -100,6 +102,16 @@ class Forks:
         except LiveUnavailable:
             raise _away() from None
         return Fork(name, tuple(f"{name}-{number}" for number in range(branches)), held is True, found.lease_s)
+
+    async def _told(self, board: Talks, tenant: str, workflow: str, step: str) -> KvCheckpoint | None:
+        """Where the checkpoint of a step is. A client may ask before the gateway that answered the step has told."""
+        found = await board.run(read_checkpoint(tenant, workflow, step))
+        for _ in range(round(TOLD_S / LOOK_S)):
+            if found is not None:
+                break
+            await asyncio.sleep(LOOK_S)
+            found = await board.run(read_checkpoint(tenant, workflow, step))
+        return found
 
     async def end(self, tenant: str, branch: str) -> None:
         """A branch is over; after the last one its checkpoint is freed. Raises ApiError."""

@@ -63,6 +63,15 @@ async def checkpoint(bed):
 # ---- forked ---------------------------------------------------------------------------------------------------------
 
 
+async def test_a_fork_that_is_asked_for_before_the_checkpoint_is_told_finds_it():
+    async with gateway() as bed:
+        asked = asyncio.ensure_future(fork(bed))
+        await asyncio.sleep(0.1)
+        await bed.ask(step())
+        answer = await asked
+        assert (answer.status, shown(answer)["checkpoint"]) == (201, "held")
+
+
 async def test_branches_go_where_the_checkpoint_is_at_any_gateway_and_the_last_one_frees_it():
     async with gateway("gw-a") as one, gateway("gw-b") as two:
         where, request_id = await checkpoint(one)
