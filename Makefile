@@ -45,9 +45,10 @@ LOCK_ARGS ?=
 AUDIT_ARGS ?=
 PAGES ?=
 TESTBED_ARGS ?=
+STORY_ARGS ?=
 
 .DEFAULT_GOAL := help
-.PHONY: help up down test test-slow fuzz test-faults test-browser test-vllm test-ray test-torch test-attacks test-gpu lint lock audit vllm-cpu torch tokenizers fidelity screenshots openapi reproduce testbed
+.PHONY: help up down test test-slow fuzz test-faults test-browser test-vllm test-ray test-torch test-attacks test-gpu lint lock audit vllm-cpu torch tokenizers fidelity screenshots openapi reproduce testbed workflow-story
 
 help: ## this list
 	@awk -F ':.*## ' '/^[a-z%-]+:.*## / {printf "  make %-14s %s\n", $$1, $$2}' Makefile
@@ -112,6 +113,9 @@ bench-preempt bench-scaleout: $(TORCH)
 
 bench-%: $(DEV) ## one benchmark: a table, then one line of JSON (bench-dispatch, bench-vllm ...; BENCH_ARGS="...")
 	$(PY) -m benchmarks.bench_$(subst -,_,$*) $(BENCH_ARGS)
+
+workflow-story: $(BASE) ## one workflow forked, killed and resumed on a running `make up` (half a minute); last line JSON
+	@$(PY) -m benchmarks.workflows.story $(STORY_ARGS)
 
 reproduce: $(DEV) ## the papers' figures in the simulator, written to docs/reproduction/
 	$(PY) -m benchmarks.reproduce
