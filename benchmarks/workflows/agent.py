@@ -30,6 +30,7 @@ END = "Write the summary for the managers."
 # Output tokens: the first branch is done long before the others, so that a client can die between them.
 PLAN_TOKENS, IDEA_TOKENS, CHECK_TOKENS, END_TOKENS = 60, (30, 140, 160), 30, 80
 CHECKPOINT_S = 60
+WAITING_S = 60  # for an engine: it rather waits than fails
 ANSWER_S = 120.0
 
 Messages = list[dict[str, str]]
@@ -64,7 +65,8 @@ class Agent:
         """The text of a step's answer. Raises requests.RequestException, with what the gateway says."""
         told = {"workflow_id": self._workflow, "stage": step.stage, "step_key": step.key, "parents": [*step.parents]}
         body = {"model": self._model, "messages": step.messages, "max_tokens": step.tokens, "metadata": told}
-        body |= {"ignore_eos": True, "stream": True, "stream_options": {"include_usage": True}, **step.fields}
+        body |= {"ignore_eos": True, "stream": True, "stream_options": {"include_usage": True}}
+        body |= {"waiting_time": WAITING_S, **step.fields}
         where, text, usage, began = f"{self._url}/v1/chat/completions", "", {}, time.time()
         self.tell("asked", step=step.key)
         with requests.post(where, json=body, headers=self._headers, stream=True, timeout=ANSWER_S) as answer:

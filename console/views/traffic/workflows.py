@@ -61,11 +61,11 @@ HOW = {
     "stored_step": "answer kept before{number}: no new tokens",
     "shared_call": "answer of an equal request{number}: no new tokens",
     "call_shared": "its call was shared with equal requests",
-    "from_checkpoint": "branch, from its checkpoint: {tokens} tokens not computed again",
+    "from_checkpoint": "branch, from its checkpoint: {tokens:,} tokens not computed again",
     "sooner_again": "branch, computed again elsewhere, which was sooner",
     "checkpoint_lost": "branch, computed again: its checkpoint was lost",
 }
-GIVEN_UP = "not counted: its client can ask for this step again"
+GIVEN_UP = "not counted: its client hung up, and can ask for this step again"
 
 MARKS = {
     "stored_step": "kept",
@@ -151,6 +151,7 @@ def _live_context(found: OneWorkflow, now: datetime) -> dict[str, Any]:
         "goodput": None if each.kept is None else not each.missed(now),
         "rows": [_row(row, numbers) for row in found.requests],
         "served": _served(found.requests),
+        "unpredicted": not any(map(predicted_of, found.requests)),
         "timeline": timeline(_steps(found), each.due_at),
         "most_drawn": MOST_DRAWN if len(found.requests) > MOST_DRAWN else None,
         "most": MOST_REQUESTS,
@@ -190,9 +191,14 @@ def _asked_for(request: HttpRequest) -> tuple[str, str]:
 
 def _served(rows: Sequence[RequestRecord]) -> Counter[str]:
     """How many got an answer that was kept (`kept`) or of an equal request (`shared`), are of a `branch`, or were
-    `given_up` by their client."""
-    marks = Counter(MARKS[step["reason"]] for row in rows for step in row.decisions if step.get("reason") in SERVED)
-    return marks + Counter(given_up=sum(given_up(row.step_key, row.error_code) for row in rows))
+    `given_up` by their client, whatever they were besides."""
+    found: Counter[str] = Counter()
+    for row in rows:
+        if given_up(row.step_key, row.error_code):
+            found["given_up"] += 1
+        else:
+            found.update(MARKS[step["reason"]] for step in row.decisions if step.get("reason") in SERVED)
+    return found
 
 
 def _row(row: RequestRecord, numbers: Mapping[str, int]) -> dict[str, Any]:
@@ -253,7 +259,7 @@ def _step(row: RequestRecord, parents: Sequence[str] | None) -> DrawnRequest:
     left = given_up(row.step_key, row.error_code)
     return DrawnRequest(
         row.id,
-        row.stage,
+        row.step_key or row.stage,
         row.arrived_at,
         row.arrived_at + timedelta(seconds=took_s),
         share_s,

@@ -333,7 +333,7 @@ def test_a_step_that_its_client_gave_up_and_asked_for_again_leaves_the_workflow_
     assert "<dd>14, 14 so far</dd>" in text  # tokens, those of the kept answer once
     assert text.count('class="given-up"') == 1
     assert 'class="bad"' not in text
-    assert "not counted: its client can ask for this step again" in text
+    assert "not counted: its client hung up, and can ask for this step again" in text
     assert "answer kept before, of 1: no new tokens" in text
     first, write = cells(text, "workflow-stages")
     assert (first["Tokens out"], first["Predicted"]) == (["5"], ["2", "to", "9"])
