@@ -67,7 +67,8 @@ class Agent:
         body = {"model": self._model, "messages": step.messages, "max_tokens": step.tokens, "metadata": told}
         body |= {"ignore_eos": True, "stream": True, "stream_options": {"include_usage": True}}
         body |= {"waiting_time": WAITING_S, **step.fields}
-        where, text, usage, began = f"{self._url}/v1/chat/completions", "", {}, time.time()
+        where, text, began = f"{self._url}/v1/chat/completions", "", time.time()
+        usage: dict[str, Any] = {}
         self.tell("asked", step=step.key)
         with requests.post(where, json=body, headers=self._headers, stream=True, timeout=ANSWER_S) as answer:
             checked(answer)

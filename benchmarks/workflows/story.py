@@ -27,7 +27,7 @@ import secrets
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Generator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -105,7 +105,7 @@ class Client:
         )
         self.seen: dict[tuple[str, str], Event] = {}
 
-    def events(self) -> Iterator[Event]:
+    def events(self) -> Generator[Event, None, None]:
         """Until it ends. Raises StoryFailed if it fails."""
         assert self.process.stdout is not None
         assert self.process.stderr is not None

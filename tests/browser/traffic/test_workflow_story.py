@@ -12,7 +12,7 @@ from playwright.sync_api import Locator, Page, expect
 from benchmarks.workflows.story import Story, place_of
 
 pytestmark = pytest.mark.browser
-DEADLINE_S = 16.0
+DEADLINE_S = 15.0
 
 
 @pytest.fixture
