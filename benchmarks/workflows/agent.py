@@ -36,7 +36,7 @@ ANSWER_S = 120.0
 Messages = list[dict[str, str]]
 
 
-class Step(NamedTuple):
+class AgentStep(NamedTuple):
     """`fields`: of the body beside messages and metadata."""
 
     key: str
@@ -61,7 +61,7 @@ class Agent:
         where = f"{self._url}/v1/workflows{path}"
         return requests.request(method, where, headers=self._headers, json=fields or None, timeout=ANSWER_S)
 
-    def ask(self, step: Step) -> str:
+    def ask(self, step: AgentStep) -> str:
         """The text of a step's answer. Raises requests.RequestException, with what the gateway says."""
         told = {"workflow_id": self._workflow, "stage": step.stage, "step_key": step.key, "parents": [*step.parents]}
         body = {"model": self._model, "messages": step.messages, "max_tokens": step.tokens, "metadata": told}
@@ -91,7 +91,7 @@ class Agent:
         begun = checked(self.call("POST", "", id=self._workflow, deadline=deadline_s, stages=STAGES))
         self.tell("begun", new=begun.status_code == 201, left_s=begun.json()["deadline_left"])
         asked: Messages = [{"role": "user", "content": PLAN}]
-        plan = self.ask(Step("plan", "plan", (), asked, PLAN_TOKENS, {"checkpoint": CHECKPOINT_S}))
+        plan = self.ask(AgentStep("plan", "plan", (), asked, PLAN_TOKENS, {"checkpoint": CHECKPOINT_S}))
         known = [*asked, {"role": "assistant", "content": plan}]
         branches = self.forked()
         with ThreadPoolExecutor(len(IDEAS)) as pool:
@@ -101,7 +101,7 @@ class Agent:
             found += [each.result() for each in checks]
         written: Messages = [{"role": "user", "content": "\n".join([PLAN, plan, *found, END])}]
         parents = [*(f"explore-{number}" for number in range(len(IDEAS))), "check-0", "check-1"]
-        self.ask(Step("write", "write", parents, written, END_TOKENS))
+        self.ask(AgentStep("write", "write", parents, written, END_TOKENS))
         state = checked(self.call("GET", f"/{self._workflow}")).json()
         self.tell("done", left_s=state["deadline_left"], in_time=state["in_time"], requests=state["requests"])
 
@@ -119,7 +119,7 @@ class Agent:
         """One branch, which ends with its answer."""
         messages = [*known, {"role": "user", "content": IDEAS[number]}]
         fields = {"branch": branch} if branch else {}
-        found = self.ask(Step(f"explore-{number}", "explore", ("plan",), messages, IDEA_TOKENS[number], fields))
+        found = self.ask(AgentStep(f"explore-{number}", "explore", ("plan",), messages, IDEA_TOKENS[number], fields))
         if branch:
             self.call("DELETE", f"/{self._workflow}/branches/{branch}")
         return found
@@ -128,7 +128,7 @@ class Agent:
         """The same question for each: whoever comes second gets the answer of the first one's call."""
         messages = [{"role": "user", "content": QUESTION}]
         fields = {"share_call": True, "temperature": 0}
-        return self.ask(Step(f"check-{number}", "check", (f"explore-{number}",), messages, CHECK_TOKENS, fields))
+        return self.ask(AgentStep(f"check-{number}", "check", (f"explore-{number}",), messages, CHECK_TOKENS, fields))
 
 
 def told_of(headers: Mapping[str, str], usage: Mapping[str, Any]) -> dict[str, Any]:

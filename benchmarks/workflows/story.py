@@ -53,7 +53,7 @@ class StoryFailed(Exception):
 
 
 @dataclass(frozen=True, slots=True)
-class Place:
+class RunningSystem:
     """Where the story takes place. `engines`: their URLs."""
 
     gateway: str
@@ -78,7 +78,7 @@ class Place:
         return round(sum(float(line.split()[-1]) for line in lines if line.startswith(f"{PINNED} ")))
 
 
-def place_of(folder: Path) -> Place:
+def place_of(folder: Path) -> RunningSystem:
     """Of the `make up` that keeps its data in `folder`. Raises StoryFailed."""
     try:
         known = json.loads((folder / "credentials.json").read_text())
@@ -90,13 +90,13 @@ def place_of(folder: Path) -> Place:
     states = [json.loads(each.read_text()) for each in sorted((folder / "engines").glob("*.state.json"))]
     engines = tuple(each["url"] for each in states if each.get("state") == "ready")
     gateway, console = (f"http://127.0.0.1:{ports[name]}" for name in ("gateway", "console"))
-    return Place(gateway, console, known["api_key"], known["model"], engines)
+    return RunningSystem(gateway, console, known["api_key"], known["model"], engines)
 
 
-class Client:
+class AgentProcess:
     """A process of the agent, and what it has told. `seen`: the events by what they tell of and their step."""
 
-    def __init__(self, place: Place, workflow: str, deadline_s: float) -> None:
+    def __init__(self, place: RunningSystem, workflow: str, deadline_s: float) -> None:
         command = [sys.executable, "-m", "benchmarks.workflows.agent", place.gateway, workflow]
         command += ["--deadline", str(deadline_s), "--model", place.model]
         env = {**os.environ, "API_KEY": place.api_key, "PYTHONUNBUFFERED": "1"}
@@ -130,7 +130,7 @@ class Client:
 class Story:
     """One telling. `say` gets each line of it."""
 
-    place: Place
+    place: RunningSystem
     say: Say = print
     deadline_s: float = DEADLINE_S
     workflow: str = field(default_factory=lambda: f"story-{secrets.token_hex(4)}")
@@ -150,8 +150,8 @@ class Story:
         self._line(time.time(), f"Checkpoints hold {told}.")
         return {"benchmark": "workflow-story", "workflow": self.workflow, **figures, "leaked_blocks": leaked}
 
-    def _until_killed(self) -> Client:
-        client = Client(self.place, self.workflow, self.deadline_s)
+    def _until_killed(self) -> AgentProcess:
+        client = AgentProcess(self.place, self.workflow, self.deadline_s)
         wanted = {("answered", EXPLORED[0]), *(("writing", name) for name in EXPLORED[1:])}
         with contextlib.closing(client.events()) as events:
             for event in events:
@@ -166,8 +166,8 @@ class Story:
         self._line(time.time(), f"The client (process {client.process.pid}) is killed while {cut} are being written.")
         return client
 
-    def _resumed(self, first: Client) -> Client:
-        client = Client(self.place, self.workflow, self.deadline_s)
+    def _resumed(self, first: AgentProcess) -> AgentProcess:
+        client = AgentProcess(self.place, self.workflow, self.deadline_s)
         self._line(time.time(), f"Process {client.process.pid} runs the same program from its beginning.")
         for event in client.events():
             self._event(event)
@@ -176,7 +176,7 @@ class Story:
             raise StoryFailed(f"computed again although the first client had finished it: {', '.join(lost)}")
         return client
 
-    def _figures(self, first: Client, second: Client) -> dict[str, Any]:
+    def _figures(self, first: AgentProcess, second: AgentProcess) -> dict[str, Any]:
         again = [self.place.record(second.answers()[step]["request"]) for step in first.answers()]
         asked = [self.place.record(second.answers()[step]["request"]) for step in CHECKED]
         branches = {**second.answers(), **first.answers()}
