@@ -33,6 +33,8 @@ class MsFlow:
     - `layer`: the layer that consumes it (stages 1 and 2), from 0. Of a KV transfer the layer that made it.
     - `deadline`: when the last byte is due (KV transfers). None: the deadline is implicit.
     - `later_bytes`: what the same request will still submit for the same port, of layers that are not computed yet.
+    - `singles`: how many single flows of equal size it stands for, as the bytes of a collective on one port do. It
+      shares a port like all of them.
 
     Raises ConfigError with the field that is wrong.
     """
@@ -48,6 +50,7 @@ class MsFlow:
     layer: int = 0
     deadline: float | None = None
     later_bytes: float = 0.0
+    singles: int = 1
 
     def __post_init__(self) -> None:
         if not self.id:
@@ -60,6 +63,8 @@ class MsFlow:
             raise ConfigError(f"size_bytes must be positive and finite, not {self.size_bytes!r}", field="size_bytes")
         if self.later_bytes < 0:
             raise ConfigError("later_bytes must not be negative", field="later_bytes")
+        if self.singles < 1:
+            raise ConfigError("singles must be at least 1", field="singles")
         if self.layer < 0:
             raise ConfigError("layer must not be negative", field="layer")
         if not (self.egress and self.ingress):

@@ -4,7 +4,8 @@ Share of first tokens in time, in percent: the mean over the seeds, and each of 
 paper`, on the paper's 256 with its 512 + 1,024 requests. The readings of MFS were chosen on seeds 1 to 3 (decisions 221
 to 242), so seeds 4 to 6, the default, show whether they hold for requests that they were not chosen by. With
 `--leaf-servers` reuse and KV transfers take hashed paths through a fat tree with so many servers on a leaf; without it
-only ports can be full. Last line: JSON, by case, load and contender a list with one share a seed.
+only ports can be full. With `--by-class` only a sender's own port serves flows by rank, and the others by the class of
+their packets, as switches do. Last line: JSON, by case, load and contender a list with one share a seed.
 """
 
 from __future__ import annotations
@@ -66,12 +67,13 @@ def in_time(
     size: ClusterSize,
     contenders: Sequence[FlowContender],
     leaf_servers: int,
+    by_class: bool = False,
 ) -> Shares:
     """Prints each contender as soon as it has run."""
     found: Shares = {}
     for name in cases:
         case = CASES[name]
-        setting = FlowSetting(case.model, case.workload, size, case.bandwidth, leaf_servers=leaf_servers)
+        setting = FlowSetting(case.model, case.workload, size, case.bandwidth, leaf_servers, by_class)
         for load in case.loads:
             print(f"{name} at {load:g}")
             of = found.setdefault(name, {})[f"{load:g}"] = {}
@@ -89,10 +91,11 @@ def main() -> None:
     parser.add_argument("--seeds", type=int, nargs="+", default=SEEDS)
     parser.add_argument("--size", choices=list(SIZES), default="reduced")
     parser.add_argument("--leaf-servers", type=int, default=0)
+    parser.add_argument("--by-class", action="store_true")
     args = parser.parse_args()
     contenders = [CONTENDERS[name] for name in args.contender or CONTENDERS]
     size = replace(SIZES[args.size], seeds=args.seeds)
-    print(json.dumps(in_time(args.case or list(CASES), size, contenders, args.leaf_servers)))
+    print(json.dumps(in_time(args.case or list(CASES), size, contenders, args.leaf_servers, args.by_class)))
 
 
 if __name__ == "__main__":

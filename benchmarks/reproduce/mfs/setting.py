@@ -185,6 +185,7 @@ class FlowSetting:
     size: ClusterSize
     nic_factor: float = 1.0  # links of this share of the paper's bandwidth
     leaf_servers: int = 0  # on a leaf of a fat tree with hashed paths; 0: only ports can be full
+    by_class: bool = False  # ports that are not the sender's order by class of packets alone
     shape: PrefillShape = field(init=False)
 
     def __post_init__(self) -> None:
@@ -246,7 +247,7 @@ def serve(setting: FlowSetting, contender: FlowContender, load: float, seed: int
     settings = PrefillSettings(
         shape, setting.size.instances(setting.shape), TARGET, budget=contender.budget,
         ordered=contender.ordered, in_vain=contender.in_vain, copies=False,
-        leaf_servers=setting.leaf_servers, load_error=contender.load_error, seed=seed,
+        leaf_servers=setting.leaf_servers, by_class=setting.by_class, load_error=contender.load_error, seed=seed,
     )  # fmt: skip
     run = PrefillRun(settings, contender.policy)
     found = run.serve(requests)

@@ -90,10 +90,20 @@ class PrefillShape:
         return self.model.layers / self.groups
 
     @property
+    def remote_ranks(self) -> int:
+        """Ranks of the instance in other servers than a given one."""
+        return self.ranks - max(1, min(self.ranks, self.gpus_per_server // self.rank_gpus))
+
+    @property
     def remote_share(self) -> float:
         """Share of the exchanged activations that leaves the server; the rest goes over NVSwitch and is not counted."""
-        here = max(1, min(self.ranks, self.gpus_per_server // self.rank_gpus))
-        return (self.ranks - here) / self.ranks
+        return self.remote_ranks / self.ranks
+
+    @property
+    def collective_flows(self) -> int:
+        """Single flows that an exchange has on each of a rank's NICs, in each direction: one with every remote rank,
+        if there are experts, and with every other part of the sequence."""
+        return self.sequence_parallel - 1 + (self.remote_ranks if self.model.experts_per_token else 0)
 
     def dense_s(self, new_tokens: float, context_tokens: float) -> float:
         """Attention and dense layers of one group, for the last `new_tokens` of a prompt of `context_tokens` on their

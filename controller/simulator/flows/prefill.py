@@ -63,6 +63,8 @@ class PrefillSettings:
     - `leaf_servers`: servers on one leaf switch of a 1:1 fat tree, over which reuse and KV transfers take one path each
       (`fabric.FatTree`); 0: traffic is spread so evenly that only hosts' ports can be full. Collectives, which go to
       many hosts at once, are always spread. A rank's port and a link between switches are equally wide.
+    - `by_class`: what is not a sender's own port orders flows by the class of their packets alone; else each port by
+      their ranks, as no switch can.
     - `load_error`: standard deviation of the factor, lognormal with mean 1, by which the order's load of a port by a
       request is wrong, as where history says which experts tokens go to (MFS app. B). One draw for each port and
       request, by `seed`; what is sent is not changed.
@@ -80,6 +82,7 @@ class PrefillSettings:
     report_s: float = 0.005
     copies: bool = True
     leaf_servers: int = 0
+    by_class: bool = False
     load_error: float = 0.0
     seed: int = 0
 
@@ -187,7 +190,8 @@ class PrefillRun:
             per_leaf = max(1, settings.leaf_servers * self.shape.gpus_per_server // self.shape.rank_gpus)
             self._tree = FatTree(hosts, per_leaf, self.shape.port_bytes_per_s)
             ports |= self._tree.links
-        self.network: PrefillNetwork = FlowRun(ports, policy, FlowSchedulerConfig(settings.period_s), settings.report_s)
+        config = FlowSchedulerConfig(settings.period_s)
+        self.network: PrefillNetwork = FlowRun(ports, policy, config, settings.report_s, settings.by_class)
         self.collective_s: list[float] = []  # duration of each exchange
         self._served: dict[str, ServedPrefill] = {}
         self._queues: list[list[_Batch]] = [[] for _ in range(settings.instances)]
@@ -365,7 +369,10 @@ class PrefillRun:
             for side, port in (("out", out), ("in", into)):
                 batch.collectives += 1
                 name = f"{batch.id}.c{layer}.{rank}.{side}"
-                flow = MsFlow(name, FlowStage.COLLECTIVE, size, out, into, unit, batch.id, ids, layer)
+                flow = MsFlow(
+                    name, FlowStage.COLLECTIVE, size, out, into, unit, batch.id, ids, layer,
+                    singles=self.shape.collective_flows,
+                )  # fmt: skip
                 self.network.submit(flow, (port,))
         self._exchange_began[batch.id] = self.now
         if not batch.collectives:

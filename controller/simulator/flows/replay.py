@@ -2,7 +2,8 @@
 
 Each transfer is ready when it began, and is a flow from its source's host to its target's over their links alone, in a
 fluid network with exact events. Computing is not simulated: a transfer that would have come earlier changes nothing
-else, and a weight load or other traffic on the links is not there.
+else, and a weight load or other traffic on the links is not there. As in production a host orders what it sends, and a
+receiving port knows the classes of packets alone.
 """
 
 from __future__ import annotations
@@ -44,7 +45,9 @@ def replay_transfers(transfers: Sequence[RecordedTransfer], bandwidth: float) ->
     hosts = {name for each in transfers for name in (each.source, each.target)}
     ports = {f"{way}:{host}": bandwidth for host in hosts for way in ("out", "in")}
     plan = [PlannedFlow(each.at, _flow(each)) for each in transfers]
-    return [_outcome(policy, transfers, run_flows(plan, ports, FLOW_POLICIES[policy])) for policy in GATED]
+    return [
+        _outcome(policy, transfers, run_flows(plan, ports, FLOW_POLICIES[policy], by_class=True)) for policy in GATED
+    ]
 
 
 def _flow(each: RecordedTransfer) -> MsFlow:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import heapq
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
@@ -46,13 +46,15 @@ class _Host:
 class FlowRun:
     """Network and schedulers on one virtual clock. `advance` goes to the next event; `ends` has when flows ended.
 
-    `report_s`: how old a scheduler's view of its ports' load and of the bytes left may be (0: never old).
+    `report_s`: how old a scheduler's view of its ports' load and of the bytes left may be (0: never old). `by_class`:
+    what is not a sender's own port knows only classes of packets (`FluidNetwork`).
     """
 
     ports: Mapping[str, float]
     policy: Callable[[], FlowPolicy]
     config: FlowSchedulerConfig = field(default_factory=FlowSchedulerConfig)
     report_s: float = 0.0
+    by_class: bool = False
     now: float = 0.0
     ends: dict[str, float] = field(default_factory=dict)
     network: FluidNetwork = field(init=False)
@@ -61,7 +63,7 @@ class FlowRun:
     _wakes: list[tuple[float, str]] = field(init=False, default_factory=list)
 
     def __post_init__(self) -> None:
-        self.network = FluidNetwork(self.ports)
+        self.network = FluidNetwork(self.ports, self.by_class)
 
     def submit(self, flow: MsFlow, path: Sequence[str] | None = None) -> None:
         """The flow is ready now. Its host is its egress port."""
@@ -69,9 +71,19 @@ class FlowRun:
         self._flows[flow.id] = host.flows[flow.id] = flow
         for port in {flow.egress, flow.ingress}:
             host.ports[port] = host.ports.get(port, 0) + 1
-        self.network.start(flow.id, path or (flow.egress, flow.ingress), flow.size_bytes, Turn((math.inf,)), self.now)
-        new = [self._seen(port) for port in (flow.egress, flow.ingress) if host.ports[port] == 1]
-        self._call(flow.egress, [*new, Submitted(flow)])
+        through, waiting = path or (flow.egress, flow.ingress), Turn((math.inf,))
+        self.network.start(flow.id, through, flow.size_bytes, waiting, self.now, flow.singles, flow.egress)
+        new = [port for port in (flow.egress, flow.ingress) if host.ports[port] == 1]
+        self._call(flow.egress, [*self._seen(host, new), Submitted(flow)])
+
+    def cancel(self, flow_id: str) -> None:
+        """It is given up now, and its host hears of it. One that has ended is left out."""
+        if flow_id in self._flows:
+            events: dict[str, list[FlowEvent]] = {}
+            self.network.cancel(flow_id, self.now)
+            self._forget(flow_id, events)
+            for host, of in events.items():
+                self._call(host, of)
 
     def tell(self, host: str, events: Sequence[FlowEvent]) -> None:
         """Events of computing or an order reach the scheduler of one host."""
@@ -123,15 +135,18 @@ class FlowRun:
             host = self._hosts[name] = _Host(FlowScheduler(self.policy(), self.config))
         return host
 
-    def _seen(self, port: str) -> PortSeen:
-        return PortSeen(port, self.ports[port], self.network.rates(port))
+    def _seen(self, host: _Host, ports: Iterable[str]) -> list[PortSeen]:
+        """What a daemon knows of ports: what its own host's flows take of them. Others that come to the same receiver
+        are known to their own daemons."""
+        rates = self.network.rates(host.flows)
+        return [PortSeen(port, self.network.bandwidth(port), rates.get(port, {})) for port in ports]
 
     def _call(self, name: str, events: Sequence[FlowEvent]) -> None:
         host = self._host(name)
         reports: list[FlowEvent] = []
         if self.now - host.reported_at >= self.report_s:
             host.reported_at = self.now
-            reports += [self._seen(port) for port in host.ports]
+            reports += self._seen(host, host.ports)
             reports += [FlowProgress(flow_id, self.network.left(flow_id, self.now)) for flow_id in host.flows]
         actions, host.wake_at = host.scheduler.handle([*reports, *events], self.now)
         if host.wake_at < math.inf:
@@ -147,11 +162,12 @@ def run_flows(
     policy: Callable[[], FlowPolicy],
     config: FlowSchedulerConfig | None = None,
     report_s: float = 0.0,
+    by_class: bool = False,
 ) -> dict[str, float]:
     """When each flow of the plan ends, seconds, with nothing computed in between. Raises RuntimeError if one never
     does.
     """
-    run = FlowRun(ports, policy, config or FlowSchedulerConfig(), report_s)
+    run = FlowRun(ports, policy, config or FlowSchedulerConfig(), report_s, by_class)
     waiting = sorted(plan, key=lambda planned: planned.at)
     following = 0
     while following < len(waiting) or len(run.network):

@@ -156,11 +156,16 @@ def test_the_stored_section_has_its_parts_and_reasons():
 
 
 def test_transfers_that_meet_on_links_of_a_fat_tree_are_later():
+    """In the mean of three seeds: of so few requests some are earlier, since exchanges have what transfers leave."""
+    size = ClusterSize(128, 2, 14, (1,))
     even, hashed = (
-        serve(FlowSetting("mixtral", CONVERSATION, ClusterSize(128, 2, 14, (1,)), 0.05, servers), FAIR, 0.5, 1)
+        sum(
+            serve(FlowSetting("mixtral", CONVERSATION, size, 0.05, servers), FAIR, 0.5, seed).ttft_s
+            for seed in (1, 2, 3)
+        )
         for servers in (0, 2)
     )
-    assert hashed.ttft_s > even.ttft_s
+    assert hashed > even
 
 
 def test_a_case_is_run_for_each_seed_and_contender():

@@ -125,6 +125,72 @@ def test_a_floor_is_kept_and_what_it_does_not_use_is_given_back():
     assert settled({"w": (("x",), floor)}, {"x": 100.0}) == pytest.approx({"w": 100.0})
 
 
+def test_a_flow_that_stands_for_several_is_offered_as_much_as_all_of_them():
+    """Three of four parts of x, or what y leaves it; nothing of its limit elsewhere is counted twice."""
+    even = Turn((0.0,))
+    for width, many, one in ((10.0, 7.5, 2.5), (6.0, 6.0, 4.0)):
+        made = FluidNetwork({"x": 10.0, "y": width})
+        made.start("many", ("x", "y"), 30.0, even, 0.0, singles=3)
+        made.start("one", ("x",), 100.0, even, 0.0)
+        made.settle(0.0)
+        assert (made.rate("many"), made.rate("one")) == pytest.approx((many, one))
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_singles_share_like_as_many_flows_of_one(seed):
+    rng = random.Random(2000 + seed)
+    ports = port_speeds(rng, 4)
+    apart, together, singles = FluidNetwork(ports), FluidNetwork(ports), {}
+    for name, (path, turn) in random_flows(rng, 12, 4).items():
+        singles[name] = rng.choice([1, 1, 2, 5])
+        together.start(name, path, 1e9, turn._replace(cap=None), 0.0, singles[name])
+        for number in range(singles[name]):
+            apart.start(f"{name}.{number}", path, 1e9, turn._replace(cap=None), 0.0)
+    apart.settle(0.0)
+    together.settle(0.0)
+    sums = {name: sum(apart.rate(f"{name}.{number}") for number in range(many)) for name, many in singles.items()}
+    assert {name: together.rate(name) for name in singles} == pytest.approx(sums, rel=1e-4, abs=1e-5)
+
+
+def by_class(flows):
+    """(sender, receiver, turn) by name, on ports of 1.0; the rate of each."""
+    ports = {port for source, target, _ in flows.values() for port in (f"out {source}", f"in {target}")}
+    made = FluidNetwork(dict.fromkeys(ports, 1.0), by_class=True)
+    for name, (source, target, turn) in flows.items():
+        made.start(name, (f"out {source}", f"in {target}"), 1e9, turn, 0.0, own=f"out {source}")
+        made.settle(0.0)
+    return {name: made.rate(name) for name in flows}
+
+
+def test_a_receiving_port_knows_classes_and_no_ranks():
+    first, second, other = Turn((0.0, 1.0)), Turn((0.0, 2.0)), Turn((5.0,), wire_class=3)
+    assert by_class({"a": ("p", "d", first), "b": ("q", "d", second)}) == pytest.approx({"a": 0.5, "b": 0.5})
+    assert by_class({"a": ("p", "d", other), "b": ("q", "d", first)}) == pytest.approx({"a": 0.0, "b": 1.0})
+
+
+def test_what_one_host_sends_goes_by_rank_whatever_its_class():
+    """Reuse of a later layer goes before a KV transfer of level 2, although its class is a later one."""
+    reuse, later = Turn((1.0, 5.0, 0.0), wire_class=6), Turn((2.0, 0.0, 9.0), wire_class=1)
+    for flows in ({"a": ("p", "d", reuse), "b": ("p", "d", later)}, {"b": ("p", "d", later), "a": ("p", "d", reuse)}):
+        assert by_class(flows) == pytest.approx({"a": 1.0, "b": 0.0})
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_ports_that_order_flows_differently_are_full_and_never_overfull(seed):
+    rng = random.Random(3000 + seed)
+    flows = {}
+    for number in range(25):
+        source, target = rng.sample(range(4), 2)
+        turn = Turn((float(rng.randrange(4)), float(rng.randrange(7))), wire_class=rng.randrange(8))
+        flows[f"f{number}"] = (source, target, turn)
+    rates, used = by_class(flows), {}
+    for name, (source, target, _) in flows.items():
+        for port in (("out", source), ("in", target)):
+            used[port] = used.get(port, 0.0) + rates[name]
+    assert max(used.values()) <= 1.0 + 1e-5
+    assert all(max(used["out", source], used["in", target]) > 1.0 - 1e-4 for source, target, _ in flows.values())
+
+
 def test_ends_are_exact():
     made = FluidNetwork({"x": 10.0})
     made.start("a", ("x",), 10.0, Turn((0.0,)), 0.0)
@@ -141,6 +207,25 @@ def test_ends_are_exact():
     assert made.moved_bytes == pytest.approx(40.0)
 
 
+def test_a_cancelled_flow_leaves_its_end_to_no_other_of_its_id():
+    made = FluidNetwork({"x": 10.0})
+    made.start("a", ("x",), 10.0, Turn((0.0,)), 0.0)
+    made.settle(0.0)
+    made.cancel("a", 0.5)
+    made.start("a", ("x",), 10.0, Turn((0.0,)), 0.5)
+    made.settle(0.5)
+    assert made.next_end() == pytest.approx(1.5)
+    assert made.advance(1.0) == []
+
+
+def test_flows_that_end_at_once_do_so_in_the_order_of_their_start():
+    made = FluidNetwork({"x": 10.0})
+    for name in ("late", "early", "a"):
+        made.start(name, ("x",), 10.0, Turn((0.0,)), 0.0)
+    made.settle(0.0)
+    assert made.advance(made.next_end()) == ["late", "early", "a"]
+
+
 @pytest.mark.parametrize(
     ("path", "size", "field"), [(("x",), 0.0, "size"), (("x",), -1.0, "size"), (("z",), 1.0, "path")]
 )
@@ -150,3 +235,6 @@ def test_a_wrong_flow_names_its_field(path, size, field):
     assert error.value.field == field
     with pytest.raises(ConfigError):
         FluidNetwork({"x": 0.0})
+    with pytest.raises(ConfigError) as error:
+        FluidNetwork({"x": 1.0}).start("a", ("x",), 1.0, Turn((0.0,)), 0.0, singles=0)
+    assert error.value.field == "singles"

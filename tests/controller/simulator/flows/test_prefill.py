@@ -343,3 +343,14 @@ def test_without_copies_a_prefix_stays_where_it_was_computed(copies, monkeypatch
     monkeypatch.setattr(FlowRun, "submit", watched)
     run.serve([PrefillRequest(f"q{number}", 0.01 * number, 4000, 1000, "x") for number in range(12)])
     assert (len(sources) == 1) is not copies
+
+
+def test_where_receiving_ports_know_classes_alone_all_are_served_and_fair_sharing_is_the_same():
+    ttfts = {}
+    for policy in ("fair_sharing", "mfs"):
+        for by_class in (False, True):
+            run = PrefillRun(PrefillSettings(SLOW, 2, by_class=by_class), FLOW_POLICIES[policy])
+            served = run.serve(requests(30, 25.0))
+            ttfts[policy, by_class] = {name: each.ttft_s for name, each in served.items()}
+    assert ttfts["fair_sharing", True] == pytest.approx(ttfts["fair_sharing", False])
+    assert ttfts["mfs", True] != ttfts["mfs", False]

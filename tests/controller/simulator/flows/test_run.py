@@ -4,8 +4,8 @@ import pytest
 
 from controller.flow.flows import FlowStage, MsFlow
 from controller.flow.policies import FLOW_POLICIES, DeferAndPromote
-from controller.flow.scheduler import FlowSchedulerConfig
-from controller.simulator.flows.run import PlannedFlow, run_flows
+from controller.flow.scheduler import FlowScheduler, FlowSchedulerConfig, PortSeen
+from controller.simulator.flows.run import FlowRun, PlannedFlow, run_flows
 
 LINK = {"out": 1.0, "in": 100.0}
 LATEST = {"A": 9.0, "B": 6.0, "C": 7.0}
@@ -99,3 +99,76 @@ def test_weights_keep_their_floor_under_a_flow_that_goes_first():
     found = run_flows(plan, LINK, FLOW_POLICIES["mfs"])
     assert found["w"] == pytest.approx(20.0)  # 5 % of the link
     assert found["c"] == pytest.approx(96.0)
+
+
+RANKS = 4
+HOSTS = {f"{side}{host}": 10.0 for host in (*range(RANKS), "d") for side in ("out", "in")}
+
+
+def collective(name, size, source, target, **more):
+    return MsFlow(name, FlowStage.COLLECTIVE, size, f"out{source}", f"in{target}", "u", "b", ("r",), **more)
+
+
+def exchange(size, apart):
+    """Every rank sends `size` to each other one: as single flows, or all of a port as one."""
+    if apart:
+        pairs = [(source, target) for source in range(RANKS) for target in range(RANKS) if source != target]
+        return [PlannedFlow(0.0, collective(f"c{source}.{target}", size, source, target)) for source, target in pairs]
+    return [
+        PlannedFlow(0.0, collective(f"c{port}", size * (RANKS - 1), rank, rank, singles=RANKS - 1), (port,))
+        for rank in range(RANKS)
+        for port in (f"out{rank}", f"in{rank}")
+    ]
+
+
+@pytest.mark.parametrize(
+    ("beside", "size", "exchanged", "moved"),
+    [
+        (None, 0.0, 3.0, None),
+        (("out0", "ind"), 5.0, 3.5, 2.0),  # a quarter of the port: 2.5 bytes/s for 2 s, and 15 of 30 are exchanged
+        (("outd", "in0"), 5.0, 3.5, 2.0),
+        (("out0", "ind"), 30.0, 4.0, 6.0),  # a quarter for 4 s, then all
+    ],
+)
+def test_coflows_equal_single_flows(beside, size, exchanged, moved):
+    """An exchange of 30 bytes a port takes 3 s alone. Beside one KV transfer a port gives it three parts of four."""
+    for apart in (True, False):
+        plan = exchange(10.0, apart)
+        if beside is not None:
+            plan.append(PlannedFlow(0.0, MsFlow("kv", FlowStage.KV_TRANSFER, size, *beside, deadline=99.0)))
+        ends = run_flows(plan, HOSTS, FLOW_POLICIES["fair_sharing"])
+        assert ends.pop("kv", None) == (None if moved is None else pytest.approx(moved))
+        assert max(ends.values()) == pytest.approx(exchanged)
+
+
+def test_a_daemon_knows_what_its_own_host_sends_and_no_more(monkeypatch):
+    """Two hosts send to one receiver: each knows of the port what its own flows take of it, as `Gate` measures it."""
+    told, handle = [], FlowScheduler.handle
+
+    def heard(self, events, now):
+        events = list(events)
+        told.extend(event for event in events if isinstance(event, PortSeen) and event.port == "in")
+        return handle(self, events, now)
+
+    monkeypatch.setattr(FlowScheduler, "handle", heard)
+    run = FlowRun({"out1": 10.0, "out2": 10.0, "in": 8.0}, FLOW_POLICIES["fair_sharing"])
+    for host in ("out1", "out2"):
+        run.submit(MsFlow(host, FlowStage.KV_TRANSFER, 40.0, host, "in", deadline=99.0))
+    run.next_event()
+    told.clear()
+    for host in ("out1", "out2"):
+        run.tell(host, [])
+    assert [event.rates for event in told] == [{0.0: 4.0}, {0.0: 4.0}]
+    assert [event.bandwidth for event in told] == [8.0, 8.0]
+
+
+def test_a_cancelled_flow_leaves_its_share_to_the_others():
+    run = FlowRun({"out": 10.0, "in": 10.0}, FLOW_POLICIES["fair_sharing"])
+    for name in ("a", "b"):
+        run.submit(MsFlow(name, FlowStage.KV_TRANSFER, 40.0, "out", "in", deadline=99.0))
+    assert run.next_event() == pytest.approx(8.0)
+    run.advance(4.0)
+    run.cancel("b")
+    run.cancel("b")
+    assert run.next_event() == pytest.approx(6.0)
+    assert [flow.id for flow in run.advance(6.0)] == ["a"]
