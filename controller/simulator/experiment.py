@@ -17,7 +17,7 @@ from controller.simulator.fields import Fields
 from controller.simulator.load_times import LOAD_S, load_times
 from controller.simulator.machine_speed import MachineSpeed
 from controller.simulator.mapping import around
-from controller.simulator.network import SCOPES, LinkFailure, LinkSettings, PortSpeed
+from controller.simulator.network import LINK_POLICIES, SCOPES, LinkFailure, LinkSettings, PortSpeed
 from controller.simulator.settings import (
     MODEL_SHAPE,
     ElasticSettings,
@@ -324,6 +324,7 @@ def _links(item: Fields) -> LinkSettings:
         scope=item.text("scope", common.scope, valid=SCOPES),
         overlap=item.flag("overlap", common.overlap),
         layers=item.integer("layers", common.layers),
+        flow_policy=item.text("flow_policy", common.flow_policy, valid=LINK_POLICIES),
         failures=tuple(
             _link_failure(Fields(raw, f"{item.name('failures')}[{i}]"))
             for i, raw in enumerate(item.list("failures", []))

@@ -28,6 +28,7 @@ from controller.simulator.fleet.failures import Failures
 from controller.simulator.fleet.gateways import GatewayGroup
 from controller.simulator.fleet.instance import SimulatedInstance
 from controller.simulator.fleet.joins import Joins
+from controller.simulator.fleet.links import FleetLinks
 from controller.simulator.fleet.monitor import RunMonitor
 from controller.simulator.fleet.presence import Presence
 from controller.simulator.fleet.pruning import Pruning
@@ -83,6 +84,7 @@ class Simulation:
         self._lengths = OutputLengthModel()
         self._in_flight: dict[str, SimulatedRequest] = {}
         self.cluster = Cluster(settings)
+        self.links = FleetLinks(settings.links, self.cluster, self.heap)
         self.joins = Joins(self.tell)
         self._trace = trace
         self.cluster.watch = trace.step if trace is not None else None
@@ -133,8 +135,7 @@ class Simulation:
     def _start(self) -> None:
         Presence(self).start()
         Failures(self).start()
-        if self.kv is not None:
-            self.kv.start()
+        self.links.start()
         if not self._demands:
             return
         self.heap.push(self._demands[0].at, EventKind.ARRIVAL)
@@ -167,7 +168,7 @@ class Simulation:
     def _finish(self) -> None:
         self.result.ended_at = self.heap.now
         self.result.events, self.result.rounds = self.driver.happened, self.driver.passes
-        self.result.moved_bytes = self.kv.network.moved_bytes if self.kv is not None else 0.0
+        self.result.moved_bytes = self.links.network.moved_bytes
         if self._programs is not None:
             self.result.programs = self._programs.finished(self.heap.now)
         self.result.instances = self.cluster.uses(self.heap.now)

@@ -61,6 +61,12 @@ class Cluster:
     def in_slot(self, slot: int) -> SimulatedInstance | None:
         return self._live.get(self._slots.get(slot, ""))
 
+    def slot_of(self, name: str) -> int | None:
+        """The slot of an instance that starts or is up."""
+        if name in self.starting:
+            return self.starting[name][0]
+        return next((slot for slot, each in self._slots.items() if each == name and name in self._live), None)
+
     def ask(self, slot: int, now: float, role: Role | None = None) -> str:
         """Order an instance in this slot; returns its id. It costs from now on, and is up after `bring_up`.
 

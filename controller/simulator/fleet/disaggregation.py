@@ -7,6 +7,7 @@ instance then reserves blocks, the KV moves, the sequence continues there, and t
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any, Protocol
@@ -29,10 +30,10 @@ from controller.simulator.fleet.cluster import Cluster
 from controller.simulator.fleet.driver import Driver
 from controller.simulator.fleet.instance import SimulatedInstance
 from controller.simulator.fleet.kv_in_flight import Move, Prefill
-from controller.simulator.fleet.ports import Ports
+from controller.simulator.fleet.links import FleetLinks
 from controller.simulator.heap import EventHeap, EventKind
 from controller.simulator.in_flight import SimulatedRequest
-from controller.simulator.network import LinkFailure, Network
+from controller.simulator.network import NO_TARGET_S, NetworkTransfer
 from controller.simulator.settings import SimulationSettings
 
 
@@ -42,6 +43,7 @@ class DisaggregatedRun(Protocol):
     cluster: Cluster
     driver: Driver
     heap: EventHeap
+    links: FleetLinks
     settings: SimulationSettings
 
     def tell(self, *events: ev.Event) -> None: ...
@@ -64,22 +66,16 @@ class SimulatedTransfers:
             ev.PrefillAgain: self._again,
             ev.LeftToLease: lambda action: None,  # only the gateway's records show it
         }
-        self._ports = Ports(run.settings.links, run.cluster)
-        self.network = Network(run.settings.links, self._ports.gb_s if self._ports.differ else None)
         self._run = run
+        self._ports = run.links.ports
         self._kept: dict[str, tuple[str, Seq]] = {}  # by request: the instance that keeps its KV, and the sequence
         self._ending: dict[str, Prefill] = {}  # until the gateway is told of its end
         self._moves: dict[str, Move] = {}
-        self._network_version = 0
 
     @property
     def moving(self) -> int:
         """Number of requests between the end of their prefill and their decode instance."""
         return len(self._kept)
-
-    def start(self) -> None:
-        for failure in self._run.settings.links.failures:
-            self._run.heap.push(failure.at, EventKind.FAILURE, partial(self._link_failed, failure))
 
     # ---- what the simulation says ----------------------------------------------------------------------------------
 
@@ -201,41 +197,35 @@ class SimulatedTransfers:
         self._report(ev.TransferStarted(name, place.target, moves=not latency_s))
         if latency_s:
             self._run.heap.push(now + latency_s, EventKind.DELIVERY, partial(self._pulls, name, move))
-        self.network.start(name, place.source, place.target, move.size - move.rest, now)
-        self._plan()
+        self._send(name, move, move.size - move.rest)
 
     def _pulls(self, name: str, move: Move) -> None:
         """The prefill engine has answered. Only time-outs depend on this, so it is reported with the next events."""
         if self._moves.get(name) is move:
             self._run.later(partial(self._run.driver.report_later, ev.TransferMoves(name, move.target)))
 
-    def _plan(self) -> None:
-        self._network_version += 1
-        if len(self.network):
-            do = partial(self._arrivals, self._network_version)
-            self._run.heap.push(max(self.network.next_end, self._run.heap.now), EventKind.DELIVERY, do)
+    def _send(self, name: str, move: Move, size: float) -> None:
+        due = move.seq.due if math.isfinite(move.seq.due) else move.began + NO_TARGET_S
+        transfer = NetworkTransfer(name, move.source, move.target, size, due)
+        self._run.links.send(transfer, partial(self._arrived, name, move), partial(self._link_failed, name, move))
 
-    def _arrivals(self, version: int) -> None:
-        if version != self._network_version:
-            return
-        now, latency = self._run.heap.now, self._run.settings.links.latency_s
-        for name in self.network.ended(now):
-            move, prefill = self._moves[name], self._ending.get(name)
-            if not move.rest:
-                self._run.heap.push(now + latency, EventKind.DELIVERY, partial(self._landed, name, move))
-            elif prefill is None or prefill.computed:
-                self._send_rest(name, move)
-            else:
-                move.waits_since = now
-        self._plan()
+    def _arrived(self, name: str, move: Move) -> None:
+        """All that could be sent by now has come."""
+        now, prefill = self._run.heap.now, self._ending.get(name)
+        if not move.rest:
+            latency_s = self._run.settings.links.latency_s
+            self._run.heap.push(now + latency_s, EventKind.DELIVERY, partial(self._landed, name, move))
+        elif prefill is None or prefill.computed:
+            self._send_rest(name, move)
+        else:
+            move.waits_since = now
 
     def _send_rest(self, name: str, move: Move) -> None:
         rest, move.rest, now = move.rest, 0.0, self._run.heap.now
         if move.waits_since is not None:
             move.began += now - move.waits_since  # the link was not the bottleneck
         move.waits_since = None
-        self.network.start(name, move.source, move.target, rest, now)
-        self._plan()
+        self._send(name, move, rest)
 
     def _landed(self, name: str, move: Move) -> None:
         in_flight, instance = self._run.in_flight(name), self._run.cluster.get(move.target)
@@ -273,8 +263,7 @@ class SimulatedTransfers:
         move = self._moves.pop(name, None)
         if move is None:
             return
-        if self.network.cancel(name, self._run.heap.now):
-            self._plan()
+        self._run.links.cancel(name)
         instance = self._run.cluster.get(move.target)
         if instance is not None:
             self._run.tell_engine(instance, [Aborted(move.seq)])
@@ -305,15 +294,9 @@ class SimulatedTransfers:
             self._run.tell_engine(instance, [Release(seq)])
         self._run.driver.report_later(ev.KvReleased(seq.id, instance.id))
 
-    def _link_failed(self, failure: LinkFailure) -> None:
-        instance = self._run.cluster.in_slot(failure.instance)
-        if instance is None:
-            return
-        self._ports.cut(instance.id, self._run.heap.now + failure.for_s)
-        for name in self.network.touching(instance.id):
-            move = self._moves[name]
-            self._roll_back(name)
-            self._failed(name, move.target, "link_down")
+    def _link_failed(self, name: str, move: Move) -> None:
+        self._roll_back(name)
+        self._failed(name, move.target, "link_down")
 
 
 def _nothing() -> None:

@@ -24,11 +24,9 @@ class Ports:
         return self._dead_until.get(instance_id, -1.0) > now
 
     def gb_s(self, instance_id: str) -> float:
-        for port in self._links.ports:
-            instance = self._cluster.in_slot(port.instance)
-            if instance is not None and instance.id == instance_id:
-                return port.bandwidth_gb_s
-        return self._links.bandwidth_gb_s
+        slot = self._cluster.slot_of(instance_id)
+        own = (port.bandwidth_gb_s for port in self._links.ports if port.instance == slot)
+        return next(own, self._links.bandwidth_gb_s)
 
     def links_of(self, instance_id: str) -> list[ev.LinkSeen]:
         """Its links to all others in both directions, as engines would measure them."""

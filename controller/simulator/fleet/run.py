@@ -11,6 +11,7 @@ from controller.simulator.fleet.cluster import Cluster
 from controller.simulator.fleet.disaggregation import SimulatedTransfers
 from controller.simulator.fleet.gateways import GatewayGroup
 from controller.simulator.fleet.joins import Joins
+from controller.simulator.fleet.links import FleetLinks
 from controller.simulator.heap import EventHeap
 from controller.simulator.in_flight import SimulatedRequest
 from controller.simulator.report.results import RunResult
@@ -26,6 +27,7 @@ class FleetRun(Protocol):
     scheduler: Scheduler | GatewayGroup
     kv: SimulatedTransfers | None
     joins: Joins
+    links: FleetLinks
     result: RunResult
 
     def tell(self, *events: ev.Event) -> None: ...

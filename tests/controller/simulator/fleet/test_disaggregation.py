@@ -13,6 +13,7 @@ from controller.dispatch import MIGRATIONS, POLICY_SETS, build_dispatcher, build
 from controller.policies.batching import BATCHINGS
 from controller.simulator import Demand, Failure, LinkFailure, LinkSettings, Simulation, SimulationSettings
 from controller.simulator.fleet.disaggregation import SimulatedTransfers
+from controller.simulator.network import PortSpeed
 from tests.controller.simulator.runs import PATIENT, SMALL, facts, simulate, some_demands
 
 PREFILL, DECODE = replace(SMALL, role="prefill"), replace(SMALL, role="decode")
@@ -44,6 +45,21 @@ def test_a_lone_request_takes_prefill_then_transfer_then_decodes():
     assert record.e2e_s == pytest.approx(first + 0.11 + sum(steps))
     assert record.tpot_s == pytest.approx(sum(steps) / 9)
     assert record.output_tokens == len(record.token_times) == 10
+
+
+def test_three_transfers_over_two_ports_end_when_their_bytes_have_moved():
+    """300 MB each. x leaves engine-0, whose port has 0.2 GB/s, and y engine-1; the decode instance's port has 1 GB/s,
+    so y has 0.8 of it. 0.1 s later z leaves engine-0 too: 0.1 each for x and z. y ends after 0.08 / 0.8 + 0.22 / 0.8
+    s. x has 0.28 left then z comes, z 0.02 when x has ended, for which it has all of the port."""
+    whole = replace(PREFILL, max_num_batched_tokens=1024)
+    instances = tuple(replace(each, kv_bytes_per_token=1_000_000) for each in (whole, whole, DECODE))
+    demands = [Demand(name, at, 300, 5, PATIENT, max_tokens=5) for name, at in (("x", 0.0), ("y", 0.0), ("z", 0.1))]
+    links = LinkSettings(bandwidth_gb_s=1.0, latency_s=0.0, ports=(PortSpeed(0, 0.2),))
+    records = {record.id: record for record in run(demands, instances, "round_robin", links=links).records}
+    assert [records[name].prefill_instance for name in "xyz"] == ["engine-0", "engine-1", "engine-0"]
+    assert records["y"].kv_transfer_s == pytest.approx(0.1 + 0.22 / 0.8)
+    assert records["x"].kv_transfer_s == pytest.approx(0.1 + 0.28 / 0.1)
+    assert records["z"].kv_transfer_s == pytest.approx(0.28 / 0.1 + 0.02 / 0.2)
 
 
 def test_an_answer_of_one_token_never_moves():
