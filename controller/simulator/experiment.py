@@ -366,9 +366,12 @@ def _elastic(item: Fields, first_of_all: InstanceSettings) -> ElasticSettings:
     most, switch_s = item.optional_integer("most"), item.number("switch_s", 0.0, above=-1e-12)
     start_s, warm = item.number("start_s", 0.0, above=-1e-12), item.integer("warm", 0, least=0)
     sleep_level, wake_s = item.integer("sleep_level", 0, least=0), item.optional_number("wake_s", above=-1e-12)
+    weights_gb = item.optional_number("weights_gb", above=0)
     item.done()
     try:
-        return ElasticSettings(first, source, seconds, second, most, switch_s, start_s, warm, sleep_level, wake_s)
+        return ElasticSettings(
+            first, source, seconds, second, most, switch_s, start_s, warm, sleep_level, wake_s, weights_gb
+        )
     except ConfigError as error:
         raise ConfigError(str(error), field=item.name(error.field or "")) from None
 

@@ -232,6 +232,9 @@ class ElasticSettings:
       `most`: limit on instances of all roles together; None: the sum of both limits.
     - `source`: where weights are loaded from; "device" needs an instance that is up, otherwise "disk" is used.
       `load_s`: seconds from the decision to serving, by source (defaults by model: load_times.py).
+    - `weights_gb`: 1e9 bytes of weights. A load from a device is a transfer of that size between the ports of two
+      instances: it takes its `load_s` on links that are idle and wide enough, and longer on others. None: it takes
+      that time whatever the links do.
     - `start_s`: from nothing to a process that can load weights, before the load time. `warm`: number of warm spares,
       which are in that state (Fast Scaling).
     - `switch_s`: from empty in one role to serving in the other (weights stay; engines serve any role, sec. 6).
@@ -250,6 +253,7 @@ class ElasticSettings:
     warm: int = 0
     sleep_level: int = 0
     wake_s: float | None = None
+    weights_gb: float | None = None
 
     def __post_init__(self) -> None:
         roles = ("collocated",) if self.decode is None else ("prefill", "decode")
@@ -268,12 +272,21 @@ class ElasticSettings:
             raise ConfigError("wake_s must be 0 seconds or more", field="wake_s")
         if self.warm and not self.start_s:
             raise ConfigError("a warm instance spares start_s, which is 0", field="warm")
+        self._check_weights()
+
+    def _check_weights(self) -> None:
         if set(self.load_s) != set(LOAD_S):
             raise ConfigError(f"load_s needs seconds for each of: {', '.join(sorted(LOAD_S))}", field="load_s")
         if self.source not in LOAD_S:
             raise ConfigError(f"unknown source {self.source!r}; valid: {', '.join(sorted(LOAD_S))}", field="source")
         if min(self.load_s.values()) < 0:
             raise ConfigError("load times must not be negative", field="load_s")
+        if self.weights_gb is None:
+            return
+        if not 0 < self.weights_gb < math.inf:
+            raise ConfigError("weights_gb must be positive and finite", field="weights_gb")
+        if self.source != "device":
+            raise ConfigError("only weights from a device take a link", field="weights_gb")
 
 
 @dataclass(frozen=True, slots=True)

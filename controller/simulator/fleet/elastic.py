@@ -12,7 +12,9 @@ including warm spares and sleepers, until they are stopped. A drained instance s
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
+from functools import partial
 
 from controller.core import events as ev
 from controller.core.decisions import Decision, Figure
@@ -44,6 +46,8 @@ from controller.scale.traffic import ModelRates, StageRates, model_traffic, stag
 from controller.scale.warm_pool import Spare, refill, weight_source
 from controller.simulator.fleet.presence import drain, end_drained, fleet_of
 from controller.simulator.fleet.run import FleetRun
+from controller.simulator.fleet.weight_loads import WeightLoads
+from controller.simulator.heap import EventKind
 from controller.simulator.report.results import ScaledOut
 from controller.simulator.settings import ElasticSettings
 
@@ -70,7 +74,8 @@ class Elastic:
         self._switching: dict[str, str] = {}  # draining instances that will change their role
         self._removed: set[str] = set()  # those of them that will be stopped instead
         self._falling_asleep: dict[str, int] = {}  # draining instances that will sleep, with their level
-        self._asked: dict[str, ScaledOut] = {}
+        self._asked: dict[str, ScaledOut] = {}  # `up_at` is infinite while its weights move
+        self._loads = WeightLoads(settings, run, self._loaded)
         self.stages = [ScaledStage(each) for each in (settings.scaling, settings.decode) if each is not None]
         self._arrived, self._finished, self._rates = ModelRates(), ModelRates(), StageRates()
         self._models: dict[str, str] = {}  # by open request
@@ -229,13 +234,15 @@ class Elastic:
                     self._switch_role(stage, step, plan)
                 case WakeUp():
                     cluster.wake(step.instance_id, now)
-                    self._coming(ScaledOut(step.instance_id, now, now + self._wake_s(step.sleep_level), True, True))
+                    woken = ScaledOut(step.instance_id, now, now + self._wake_s(step.sleep_level), True, True)
+                    self._coming(woken, loads=step.sleep_level > 1 and self.settings.wake_s is None)
                 case LoadWeights():
                     cluster.load(step.instance_id, stage.role)
-                    self._coming(ScaledOut(step.instance_id, now, now + self._load_s(), warm=True))
+                    self._coming(ScaledOut(step.instance_id, now, now + self._load_s(), warm=True), loads=True)
                 case StartNew():
                     new.append(cluster.ask_for_one_more(now, stage.role))
-                    self._coming(ScaledOut(new[-1], now, now + self.settings.start_s + self._load_s(), warm=False))
+                    started = ScaledOut(new[-1], now, now + self.settings.start_s + self._load_s(), warm=False)
+                    self._coming(started, loads=True, wait_s=self.settings.start_s)
                 case Undrain() if step.instance_id in self._switching:
                     self._removed.discard(step.instance_id)
                 case Undrain():
@@ -244,6 +251,7 @@ class Elastic:
                     self._removed.add(step.instance_id)
                 case Drain() if step.instance_id in cluster.starting:
                     cluster.give_up(step.instance_id, now)
+                    self._loads.cancel(step.instance_id)
                     self._run.joins.came(step.instance_id)
                     self._asked.pop(step.instance_id, None)
                 case PutToSleep():
@@ -260,16 +268,32 @@ class Elastic:
             if other is not stage and plan.giving is not None:
                 other.state = plan.giving
 
-    def _coming(self, instance: ScaledOut) -> None:
-        self._asked[instance.id] = instance
-        self._bring_up_later(instance.id, instance.up_at)
+    def _coming(self, instance: ScaledOut, loads: bool, wait_s: float = 0.0) -> None:
+        """`loads`: it serves once it has its weights, which it loads after `wait_s`, and at `up_at` only if nothing is
+        in their way."""
+        if not (loads and self._loads.moves):
+            self._asked[instance.id] = instance
+            self._bring_up_later(instance.id, instance.up_at)
+            return
+        self._asked[instance.id] = instance._replace(up_at=math.inf)
+        self._awaited(instance.id, instance.up_at)
+        heap = self._run.heap
+        heap.push(heap.now + wait_s, EventKind.FAILURE, partial(self._loads.begin, instance.id))
+
+    def _loaded(self, name: str) -> None:
+        if name in self._asked:
+            self._asked[name] = self._asked[name]._replace(up_at=self._run.heap.now)
+        self._run.bring_up(name)
 
     def _bring_up_later(self, name: str, at: float) -> None:
+        self._awaited(name, at)
+        self._run.bring_up_later(name, at)
+
+    def _awaited(self, name: str, at: float) -> None:
         """It serves at `at`. Gateways know so from its order: without an instance, requests wait for it."""
         cluster = self._run.cluster
         if cluster.role_of(name) is not Role.DECODE:
             self._run.joins.awaited(name, cluster.model_of(name), at)
-        self._run.bring_up_later(name, at)
 
     def _load_s(self) -> float:
         source = self.settings.source

@@ -30,6 +30,7 @@ class Failures:
         if run.kv is not None:
             run.kv.died(instance)
         run.cluster.remove(instance, now)
+        run.links.died(instance.id)
         if failure.for_s is not None:
             replacement = run.cluster.ask(failure.instance, now + failure.for_s)
             if instance.spec.role is not Role.DECODE:

@@ -43,7 +43,8 @@ def end_drained(
     for name in sorted(names):
         instance, state = cluster.get(name), fleet.get(name)
         busy = state is not None and state.outstanding > 0
-        if instance is None or not instance.engine.idle or busy or (kv is not None and kv.busy(name)):
+        busy = busy or run.links.busy(name) or (kv is not None and kv.busy(name))
+        if instance is None or not instance.engine.idle or busy:
             continue
         if name in levels:
             cluster.put_to_sleep(instance, now, levels[name])
