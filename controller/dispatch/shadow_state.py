@@ -244,13 +244,11 @@ class ShadowInstance:
 
     def decode_with(self, more_tokens: int, more: int = 1) -> float:
         """Eq. 2 with `more` sequences of `more_tokens` tokens in all."""
-        batch = self.outstanding
-        others = self._others_count
-        ours = len(self.waiting) + len(self.running)
+        others, ours = self._others_count, len(self.waiting) + len(self.running)
         tokens = self.context_tokens + self.waiting_tokens
         if others and ours:
             tokens += others * tokens // ours  # unknown requests are taken to be like ours
-        return self.latency.decode(batch + more, tokens + more_tokens)
+        return self.latency.decode(others + ours + more, tokens + more_tokens)
 
     def waiting_prefill_s(self) -> float:
         """Eq. 1 for all prompts that wait at the engine."""
@@ -290,10 +288,10 @@ class ShadowInstance:
 
     def cost(self, request: Request) -> Cost:
         """What serving the request is predicted to take on this instance."""
-        model, tokens, prefill = self.latency, request.prompt_tokens, self.prefill_s(request)
+        tokens, prefill = request.prompt_tokens, self.prefill_s(request)
         context = tokens + request.output_tokens // 2
-        service = prefill + request.output_tokens * model.marginal_decode(context, float(self.outstanding))
-        return Cost(prefill, service, model.decode(1, context), self.first_byte_s(tokens))
+        service = prefill + request.output_tokens * self.latency.marginal_decode(context, float(self.outstanding))
+        return Cost(prefill, service, self.latency.decode(1, context), self.first_byte_s(tokens))
 
     def prefill_s(self, request: Request) -> float:
         return self.latency.prefill_sums(*self.uncached(request))
