@@ -13,6 +13,7 @@ import pytest
 from django.conf import settings
 
 from api.openai.gateway import Gateway, GatewayOptions
+from api.openai.pruning_feed import PruningFeed
 from api.openai.publisher import Publisher
 from controller.core import events as ev
 from controller.core.types import InstanceSpec
@@ -22,6 +23,8 @@ from tests.waiting import until_on_loop
 from tests.workers.engine.client import complete, metric
 from tests.workers.engine.process import EngineProcess
 from workers import live
+from workers.backends.fake import Script
+from workers.pruning import read_reports
 from workers.shared_clock import SharedClock
 
 pytestmark = pytest.mark.db
@@ -153,6 +156,27 @@ async def test_an_engines_one_slot_goes_to_the_more_urgent_request_whichever_hos
                 for host in hosts:
                     await host.close()
     assert orders == [["b", "a"], ["a", "b"], ["a", "b"]]
+
+
+async def test_queues_are_reported_on_one_clock_whichever_host_they_wait_at(hosts):
+    """What the coordinator of pruning reads from Redis says which of two gateways' requests is due first. Their one
+    instance says nothing, and has one slot."""
+    due = {}
+    for host, ttft_s in zip(hosts, (40.0, 36.0), strict=True):
+        one_slot = replace(snapshot(("e1",)).instances[0], max_num_seqs=1)
+        host.gateway.configure(replace(snapshot(()), version=2, instances=(one_slot,), pruning=True))
+        host.bed.backend("e1", Script(hang_after=0))
+        host.clients = [host.bed.send(completion(target_ttft=ttft_s, waiting_time=60)) for _ in range(2)]
+        await until_on_loop(lambda bed=host.bed: len(bed.gateway.scheduler.queue()) == 1)
+        with wall_clock(host.behind_s):
+            await PruningFeed(host.gateway, host.board).tick()
+        due[host.gateway.options.name] = time.time() + ttft_s
+    reports, now = await hosts[1].board.run(read_reports())
+    told = {report.gateway: report.queues[0].waiting[0].due for report in reports}
+    assert told == pytest.approx(due, abs=1.0)
+    assert {report.gateway: report.at for report in reports} == pytest.approx({"a": now, "b": now}, abs=1.0)
+    for client in (client for host in hosts for client in host.clients):
+        await client.hang_up()
 
 
 async def served(session, hosts, targets):
