@@ -96,7 +96,7 @@ def addresses() -> dict[str, AddressLook]:
     posted = {
         "class, last hour re-judged": AddressLook(f"/classes/{slo_class.pk}/preview/", class_form(slo_class)),
         "mapping, last hour re-judged": AddressLook(f"/mappings/{mapping.pk}/preview/", mapping_form(mapping)),
-        "ordering, checked": AddressLook("/flows/settings/preview/", ordering_form()),
+        "flow settings, checked": AddressLook("/flows/settings/preview/", ordering_form()),
     }
     return {name: AddressLook(path) for name, path in pages.items()} | posted
 

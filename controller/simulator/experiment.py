@@ -47,7 +47,8 @@ class Contender:
     """A policy set with its settings, under a label of its own.
 
     `engine` changes fields of every instance for it; `prefill_engine` and `decode_engine` then change those with that
-    role. `foresight`: what its engines are told about programs, if not what the workload says.
+    role. `foresight`: what its engines are told about programs, if not what the workload says. `pruning`: in place of
+    that of all contenders.
     """
 
     label: str
@@ -57,6 +58,7 @@ class Contender:
     prefill_engine: Mapping[str, Any] = field(default_factory=dict)
     decode_engine: Mapping[str, Any] = field(default_factory=dict)
     foresight: Foresight | None = None
+    pruning: PruningSettings | None = None
 
     def build(self) -> StageDispatcher:
         """A new dispatcher for each run, since dispatchers learn."""
@@ -68,7 +70,8 @@ class Contender:
 
     def settings(self, common: SimulationSettings) -> SimulationSettings:
         """The run's settings for this contender. Raises ConfigError for an invalid engine setting."""
-        return replace(common, instances=tuple(self._instance(each) for each in common.instances))
+        instances = tuple(self._instance(each) for each in common.instances)
+        return replace(common, instances=instances, pruning=self.pruning or common.pruning)
 
     def _instance(self, common: InstanceSettings) -> InstanceSettings:
         by_role = {Role.PREFILL: self.prefill_engine, Role.DECODE: self.decode_engine}
@@ -131,7 +134,7 @@ def parse_experiment(raw: Any, read_profile: ReadProfile, read_trace: ReadTrace)
 
 
 def contender(raw: Any, where: str = "policies") -> Contender:
-    """A name, or an object with name, label, overrides and engine.
+    """A name, or an object with name, label, overrides, engine, foresight and pruning.
 
     Built once here, so that an invalid setting is found early.
     """
@@ -145,7 +148,8 @@ def contender(raw: Any, where: str = "policies") -> Contender:
         raise ConfigError(f"{where}.overrides must be settings by part", field=f"{where}.overrides")
     engine, prefill, decode = (_engine(item.object(f"{part}engine")) for part in ("", "prefill_", "decode_"))
     foresight = read_foresight(item.object("foresight")) if "foresight" in item else None
-    made = Contender(label, name, overrides, engine, prefill, decode, foresight)
+    pruning = _pruning(item.object("pruning")) if "pruning" in item else None
+    made = Contender(label, name, overrides, engine, prefill, decode, foresight, pruning)
     item.done()
     try:
         made.build()

@@ -1,7 +1,7 @@
-"""Previews: the effect of an unsaved edit of a class, a mapping or the ordering, shown next to its form.
+"""Previews: the effect of an unsaved edit of a class, a mapping or the flow settings, shown next to its form.
 
 One URL does three things with the form: it validates, compares the last hour's requests to the new targets in the
-database and, with `simulate`, starts a simulation of the newest requests. An ordering has no targets to compare to.
+database and, with `simulate`, starts a simulation of the newest requests. Flow settings have no targets to compare to.
 """
 
 from __future__ import annotations
@@ -20,6 +20,7 @@ from django.views.decorators.http import require_GET, require_POST
 from console.access import actor_of, allows
 from console.forms.base import MappingForm, SLOClassForm
 from console.forms.flows import FlowSettingsForm
+from console.live.polled import fleet_now
 from console.removed import says_if_removed
 from console.views.configuration.mappings import as_levels, level_forms
 from console.views.editing import written
@@ -32,7 +33,7 @@ from controller.selectors.experiments import previews
 from controller.selectors.experiments import results as experiments
 from controller.selectors.experiments.edits import ClassEdit, Edit, MappingEdit
 from controller.selectors.roles import UserRole
-from controller.services.experiments.previews import EDITED, RECORDED, preview_order, preview_ordering
+from controller.services.experiments.previews import EDITED, RECORDED, preview_flow_settings, preview_order
 from controller.services.slo.flow_settings import flow_settings_check
 from controller.wording.vocabulary import class_name
 
@@ -71,18 +72,21 @@ def mapping_preview(request: HttpRequest, mapping_id: int) -> JsonResponse:
 
 @require_POST
 @allows(UserRole.OPERATOR)
-def ordering_preview(request: HttpRequest) -> JsonResponse:
-    """Of the flow settings only the ordering is simulated. `model`: whose traffic; absent: the busiest one's."""
+def flow_settings_preview(request: HttpRequest) -> JsonResponse:
+    """The ordering and the drop budget are simulated, not the flow policy. `model`: whose traffic; absent: the busiest
+    one's."""
     form = FlowSettingsForm(request.POST, existing=catalogue.flow_settings().first())
     if not form.is_valid() or written(form, lambda: _checked(form)) is None:
         return wrong(form.errors)
     if not request.POST.get("simulate"):
         return JsonResponse(VALID)
     return simulated(
-        lambda: preview_ordering(
+        lambda: preview_flow_settings(
             actor=actor_of(request),
             ordering=form.cleaned_data["ordering"],
             options=form.cleaned_data["ordering_options"],
+            drop_budget=form.cleaned_data["drop_budget"],
+            gateways=len({fleet["gateway"] for fleet in fleet_now().fleets}),
             model=request.POST.get("model") or None,
             policy=settings.DISPATCH_POLICY,
             overrides=settings.DISPATCH_OVERRIDES,
@@ -144,6 +148,8 @@ def preview_result(request: HttpRequest, slug: str) -> HttpResponse:
         "sample": (row.result or {}).get("sample"),
         "model": row.spec["workload"]["model"],
         "orderings": orderings_of(row.spec["policies"]),
+        "pruning": pruning_of(row.spec["policies"], row.result) if row.result else [],
+        "gateways": row.spec.get("settings", {}).get("gateways", 1),
     }
     return render(request, "console/configuration/_preview.html", context)
 
@@ -154,6 +160,16 @@ def orderings_of(policies: Sequence[Mapping[str, Any]]) -> list[tuple[str, list[
     if found[0] == found[1]:
         return []
     return [(name, [(key, json.dumps(value)) for key, value in options.items()]) for name, options in found]
+
+
+def pruning_of(policies: Sequence[Mapping[str, Any]], result: Mapping[str, Any]) -> list[dict[str, Any]]:
+    """The drop budget before and after the edit, with how many requests were pruned and how many of them were in time;
+    empty where neither run pruned."""
+    budgets = [each.get("pruning", {}).get("drop_budget", 0.0) for each in policies]
+    if not any(budgets):
+        return []
+    pruned = {entry["policy"]: entry["first_seed"]["pruned"] for entry in result["entries"]}
+    return [{"budget": budget, **pruned[label]} for budget, label in zip(budgets, (RECORDED, EDITED), strict=True)]
 
 
 def compared(result: dict[str, Any]) -> list[dict[str, Any]]:

@@ -1,4 +1,4 @@
-"""What gateways decide by today: their policy set with its settings, and the ordering that the flow settings choose."""
+"""What gateways decide by today: their policy set with its settings, and what the flow settings choose for them."""
 
 from __future__ import annotations
 
@@ -15,3 +15,9 @@ def overrides_today(overrides: Mapping[str, Any]) -> dict[str, Any]:
     if stored is None:
         return dict(overrides)
     return with_ordering(overrides, stored.ordering, stored.ordering_options)
+
+
+def drop_budget_today() -> float:
+    """Largest share of the waiting requests that is pruned now. One query."""
+    stored = catalogue.flow_settings().first()
+    return 0.0 if stored is None else stored.drop_budget

@@ -8,12 +8,13 @@ from typing import Any
 
 from controller.core.errors import ConfigError
 from controller.dispatch.policy_sets import ordering_of, with_ordering
+from controller.flow.coordinator import LEAST_GATEWAYS
 from controller.models import Experiment
 from controller.selectors.experiments import traffic
 from controller.selectors.experiments.edits import Edit, edit_as_json
 from controller.selectors.experiments.fleet_model import default_model
 from controller.selectors.experiments.fleet_past import fleet_then
-from controller.selectors.experiments.policy_today import overrides_today
+from controller.selectors.experiments.policy_today import drop_budget_today, overrides_today
 from controller.services.actors import Actor
 from controller.services.experiments.commands import preview_create
 from controller.services.experiments.specs import with_kv_today
@@ -38,29 +39,54 @@ def preview_order(
     return _compare(actor, name, traffic.busiest_model(now - WINDOW, now), each, edited, now)
 
 
-def preview_ordering(
+def preview_flow_settings(
     *,
     actor: Actor,
     ordering: str,
     options: Mapping[str, Any],
+    drop_budget: float,
+    gateways: int,
     model: str | None,
     policy: str,
     overrides: Mapping[str, Any],
     now: datetime,
 ) -> Experiment:
-    """Create a preview of an ordering on the traffic of a model; None: the busiest one. `ordering` empty: that which
-    gateways are started with, by `policy` and `overrides`.
+    """Create a preview of an ordering and a drop budget on the traffic of a model; None: the busiest one. `ordering`
+    empty: that which gateways are started with, by `policy` and `overrides`. `gateways`: that run now; 0: unknown.
 
-    Raises ConfigError as `_compare`, if the ordering is the one in force or unknown, and for a model without requests.
+    Raises ConfigError as `_compare`, if both are those in force, if only the budget changes and nothing could be
+    pruned, for an unknown ordering, and for a model without requests.
     """
     known = traffic.busiest_models(now - WINDOW, now)
     if model is not None and model not in known:
         raise ConfigError(f"no request for {model[:80]} is recorded in the last hour", field="workload.model")
     today, edited = overrides_today(overrides), with_ordering(overrides, ordering, options)
+    budgets = (drop_budget_today(), drop_budget)
+    cannot = _cannot_prune(gateways)
     if ordering_of(policy, today) == ordering_of(policy, edited):
-        raise ConfigError("this is the ordering in force; choose another one or other options", field="ordering")
-    before, after = _policy(policy, today), _policy(policy, edited)
-    return _compare(actor, "Ordering", model or next(iter(known), None), before, after, now, FORECASTS)
+        if budgets[0] == budgets[1]:
+            raise ConfigError("these are the ordering and the drop budget in force; change one", field="ordering")
+        if cannot:
+            raise ConfigError(cannot, field="drop_budget")
+    before, after = (
+        _policy(policy, each) | ({"pruning": {"drop_budget": budget}} if budget and not cannot else {})
+        for each, budget in zip((today, edited), budgets, strict=True)
+    )
+    pruned = any(budgets) and not cannot
+    notes = [FORECASTS, *([f"Pruning is not simulated: {cannot}."] if any(budgets) and cannot else ())]
+    return _compare(
+        actor, "Flow settings", model or next(iter(known), None), before, after, now, *notes,
+        gateways=gateways if pruned else 1,
+    )  # fmt: skip
+
+
+def _cannot_prune(gateways: int) -> str:
+    """Why nothing can be pruned; empty if it can."""
+    if gateways >= LEAST_GATEWAYS:
+        return ""
+    if gateways:
+        return "one gateway is running, and where requests wait at one alone, none are pruned"
+    return "no gateway is reporting, so it is unknown at how many gateways requests wait"
 
 
 def _policy(name: str, overrides: Mapping[str, Any]) -> dict[str, Any]:
@@ -75,9 +101,11 @@ def _compare(
     after: Mapping[str, Any],
     now: datetime,
     *notes: str,
+    gateways: int = 1,
 ) -> Experiment:
     """Create a preview that replays all traffic of a model in the last hour on the fleet of that time, since classes
     compete. The worker replays as many of the newest requests as ten seconds allow. `model` None: none has traffic.
+    With several `gateways` requests come to them in turn.
 
     Raises ConfigError if there is nothing to simulate: no traffic, no fleet or no fitted latency.
     """
@@ -92,6 +120,7 @@ def _compare(
         "name": name,
         "instances": fleet.groups,
         "seeds": [1],
+        **({"settings": {"gateways": gateways}} if gateways > 1 else {}),
         "workload": {
             "kind": "window",
             "since": since.isoformat(),

@@ -92,10 +92,17 @@ def report(result: RunResult, warmup_s: float = 0.0) -> dict[str, Any]:
         "utilisation": _utilisation(result),
         "preemptions": sum(use.preemptions for use in result.instances),
         "programs": of_programs(programs),
+        "pruned": _pruned(result, records),
         "queue": queue_over_time(result),
         "time_to_scale_s": time_to_scale(result),
         "decisions": [_told(decision) for decision in result.decisions],
     }
+
+
+def _pruned(result: RunResult, records: Sequence[SimRecord]) -> dict[str, int]:
+    """Requests that orders put last at any time, and how many of them attained their targets."""
+    found = [record for record in records if record.id in result.pruned]
+    return {"requests": len(found), "attained": sum(record.attained for record in found)}
 
 
 def _told(decision: Decision) -> dict[str, Any]:

@@ -79,6 +79,7 @@ def test_an_ordering_is_simulated_before_it_is_saved(visit, recorded, width):
     expect(page.locator("#id_ordering_options_error")).to_contain_text("no setting 'frame'")
     options.fill('{"frame_steps": 9}')
     expect(page.locator("#id_ordering_options_error")).to_have_count(0)
+    page.get_by_label("Drop budget").fill("20")  # of the one gateway nothing is pruned
     models = page.get_by_label("Model", exact=True)
     if models.count():
         models.select_option(recorded)
@@ -87,10 +88,14 @@ def test_an_ordering_is_simulated_before_it_is_saved(visit, recorded, width):
     expect(table).to_be_visible(timeout=SIMULATED_MS)
     expect(table.locator("tbody tr").first).to_contain_text("all traffic")
     expect(simulated.locator("dl")).to_contain_text("frame_steps 9")
+    expect(simulated).to_contain_text("Pruning is not simulated: one gateway is running")
     assert beyond(page, width) == 0
     assert findings_in_both_schemes(page, "light") == []
+    page.get_by_label("Ordering of waiting requests").select_option("")
     options.fill("")
     expect(simulated).to_contain_text("This simulation is for earlier values. Run it again for the current ones.")
+    page.get_by_role("button", name="Run simulation").click()
+    expect(simulated).to_contain_text("The simulation cannot run: one gateway is running")
     page.reload()
     expect(page.get_by_label("Ordering of waiting requests")).to_have_value("")
 

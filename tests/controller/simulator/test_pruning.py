@@ -6,7 +6,7 @@ from benchmarks.bench_prune import plan, pruned, run
 from benchmarks.fleets.cells import cell, instances
 from controller.core.errors import ConfigError
 from controller.simulator.experiment import parse_experiment
-from controller.simulator.report.summary import attainment
+from controller.simulator.report.summary import attainment, report
 from controller.simulator.settings import PruningSettings
 
 OVERLOAD = 180.0  # requests/s, 1.7 times what the fleet serves
@@ -45,6 +45,23 @@ def test_bad_settings_name_their_field(changes, field):
     with pytest.raises(ConfigError) as error:
         PruningSettings(**{"drop_budget": 0.1, **changes})
     assert error.value.field == field
+
+
+def test_a_report_counts_them(results):
+    found = {budget: report(each)["pruned"] for budget, each in results.items()}
+    assert found[None] == {"requests": 0, "attained": 0}
+    assert found[0.5] == {"requests": len(results[0.5].pruned), "attained": pruned([results[0.5]])["pruned_made_it"]}
+
+
+def test_a_contender_may_prune_otherwise_than_the_rest():
+    policies = ["slackline", {"name": "slackline", "label": "half", "pruning": {"drop_budget": 0.5}}]
+    config = cell("two gateways", instances(), gateways=2, pruning={"drop_budget": 0.2}) | {"policies": policies}
+    found = parse_experiment(config, lambda name: {}, lambda name: [])
+    budgets = [each.settings(found.settings).pruning for each in found.contenders]
+    assert budgets == [PruningSettings(0.2), PruningSettings(0.5)]
+    config["policies"][1] = {"name": "slackline", "pruning": {"drop_budget": 2}}
+    with pytest.raises(ConfigError, match="drop_budget"):
+        parse_experiment(config, lambda name: {}, lambda name: [])
 
 
 def test_an_experiment_names_them():

@@ -1,8 +1,10 @@
-"""The ordering of waiting requests before it is put in force: recorded requests under the one in force and the new."""
+"""Flow settings before they are put in force: recorded requests in the ordering and with the drop budget that are in
+force, and with the new ones."""
 
 from __future__ import annotations
 
 import re
+import time
 
 import pytest
 from django.urls import reverse
@@ -12,6 +14,7 @@ from controller.models import Decision, Experiment, FlowSettings
 from controller.services.slo.flow_settings import flow_settings_create
 from tests import experiment_data as data
 from tests import factories
+from tests.console.live.live_data import fleet
 from tests.factories import ACTOR
 from workers.experiments import runner as worker
 
@@ -25,7 +28,7 @@ def typed(ordering="", options="", **changes):
 
 
 def previewed(client, **form):
-    return client.post(reverse("ordering-preview"), typed(**form)).json()
+    return client.post(reverse("flow-settings-preview"), typed(**form)).json()
 
 
 def crowd():
@@ -60,6 +63,84 @@ def test_both_orderings_are_simulated_on_the_same_recorded_requests(operator):
     assert "without learned bounds" in page
     assert FlowSettings.objects.get().ordering == FIRST_COME, "nothing is saved"
     assert not Decision.objects.filter(kind="flow_settings_updated").exists()
+
+
+def gateways(live_store, count):
+    live_store.fleets = [fleet(gateway=f"gateway-{number}", at=time.time()) for number in range(count)]
+
+
+def mixed_lengths():
+    """More long and short prompts than the one instance keeps up with: without the long ones, others are in time."""
+    data.fleet(1)
+    data.traffic(
+        160, every_s=0.15, output_tokens=4, prompt_tokens=lambda n: 2400 if n % 5 == 0 else 300,
+        target_ttft_s=2.0, waiting_time_s=20.0, target_tpot_s=1.0, attained=True,
+    )  # fmt: skip
+
+
+def simulated(client, **form):
+    """The page part of a finished preview, and its row."""
+    said = previewed(client, simulate="1", **form)
+    assert set(said) == {"errors", "summary", "slug"}, said
+    worker.next_experiment()
+    preview = Experiment.objects.get(slug=said["slug"])
+    assert (preview.state, preview.error) == ("done", "")
+    return " ".join(client.get(f"/previews/{preview.slug}/").content.decode().split()), preview
+
+
+def test_a_drop_budget_is_simulated_on_the_queues_of_several_gateways(operator, live_store):
+    mixed_lengths()
+    gateways(live_store, 2)
+    page, preview = simulated(operator, drop_budget="50")
+    assert preview.spec["settings"] == {"gateways": 2}
+    assert [each.get("pruning") for each in preview.spec["policies"]] == [None, {"drop_budget": 0.5}]
+    before, after = (entry["first_seed"]["pruned"] for entry in preview.result["entries"])
+    assert before == {"requests": 0, "attained": 0}
+    assert after["requests"] > 10
+    assert "<dt>Drop budget before</dt> <dd>0 %: no request pruned</dd>" in page
+    counts = f"{after['requests']} requests pruned, {after['attained']} of them in time"
+    assert f"<dt>Drop budget after</dt> <dd>50 %: {counts}</dd>" in page
+    assert "2 gateways take the requests in turn." in page
+    assert "<dt>Before</dt>" not in page, "the ordering stays"
+    assert not FlowSettings.objects.exists(), "nothing is saved"
+
+
+def test_an_ordering_is_simulated_with_the_drop_budget_in_force(operator, live_store):
+    data.fleet()
+    data.traffic(5)
+    flow_settings_create(actor=ACTOR, flow_policy="off", drop_budget=0.25)
+    gateways(live_store, 3)
+    page, preview = simulated(operator, ordering="calm", drop_budget="25", version="1")
+    assert preview.spec["settings"] == {"gateways": 3}
+    assert [each["pruning"] for each in preview.spec["policies"]] == [{"drop_budget": 0.25}] * 2
+    assert page.count("25 %: no request pruned") == 2
+
+
+@pytest.mark.parametrize(
+    ("count", "why"),
+    [
+        (0, "no gateway is reporting, so it is unknown at how many gateways requests wait"),
+        (1, "one gateway is running, and where requests wait at one alone, none are pruned"),
+    ],
+)
+def test_where_nothing_can_be_pruned_the_preview_says_why(operator, live_store, count, why):
+    data.fleet()
+    data.traffic(5)
+    gateways(live_store, count)
+    assert previewed(operator, drop_budget="20", simulate="1")["refused"] == f"The simulation cannot run: {why}."
+    page, preview = simulated(operator, ordering="calm", drop_budget="20")
+    assert "settings" not in preview.spec
+    assert f"Pruning is not simulated: {why}." in page
+    assert "<dt>Drop budget" not in page
+    live_store.away = True
+    assert "no gateway is reporting" in previewed(operator, drop_budget="20", simulate="1")["refused"]
+
+
+def test_a_silent_gateway_does_not_count(operator, live_store):
+    data.fleet()
+    data.traffic(5)
+    live_store.fleets = [fleet(at=time.time()), fleet(gateway="gateway-2", at=time.time() - 600)]
+    assert "one gateway is running" in previewed(operator, drop_budget="20", simulate="1")["refused"]
 
 
 def test_an_edit_of_a_class_is_simulated_in_the_ordering_in_force(operator):
@@ -114,18 +195,18 @@ def test_nothing_to_simulate_says_why(operator):
 
 
 @pytest.mark.parametrize("form", [{}, {"ordering": "feasible_deadlines"}], ids=["as started", "the same by name"])
-def test_the_ordering_in_force_is_not_compared_to_itself(operator, form):
+def test_settings_in_force_are_not_compared_to_themselves(operator, form):
     data.fleet()
     data.traffic(5)
     told = previewed(operator, **form, simulate="1")["refused"]
-    assert told.startswith("The simulation cannot run: this is the ordering in force")
+    assert told == "The simulation cannot run: these are the ordering and the drop budget in force; change one."
     flow_settings_create(actor=ACTOR, flow_policy="off", ordering="calm")
     assert "slug" in previewed(operator, **form, version="1", simulate="1"), "back to what gateways were started with"
 
 
 def test_the_model_can_be_chosen_where_several_have_traffic(operator):
     page = operator.get(reverse("flow-settings")).content.decode()
-    assert f'data-preview-at="{reverse("ordering-preview")}"' in page
+    assert f'data-preview-at="{reverse("flow-settings-preview")}"' in page
     assert 'id="preview-model"' not in page
     data.fleet()
     data.fleet(model="small")
@@ -140,8 +221,8 @@ def test_the_model_can_be_chosen_where_several_have_traffic(operator):
 
 
 def test_a_viewer_has_no_preview(viewer):
-    assert viewer.post(reverse("ordering-preview"), typed("calm")).status_code == 403
-    assert viewer.get(reverse("ordering-preview")).status_code in (403, 405)
+    assert viewer.post(reverse("flow-settings-preview"), typed("calm")).status_code == 403
+    assert viewer.get(reverse("flow-settings-preview")).status_code in (403, 405)
 
 
 def test_the_page_names_all_settings_of_both_orderings(operator):
