@@ -31,6 +31,7 @@ from controller.simulator.settings import PruningSettings
 
 LOADS = (0.7, 1.0, 1.3, 1.7, 2.5)
 GATEWAYS = (1, 2, 4)
+QUICK_LOADS, QUICK_S = (1.0, 1.7), 10.0
 BUDGET = 0.5
 LEVEL = 0.9  # attainment at the knee
 FLEETS: Mapping[str, tuple[Any, Mapping[str, Any]]] = {  # instances, and settings of the cell
@@ -116,7 +117,7 @@ def main() -> None:
     parser.add_argument("--fleet", choices=FLEETS, default="common")
     args = parser.parse_args()
     if os.environ.get("QUICK", "") not in ("", "0"):
-        args.gateways, args.loads, args.duration, args.seeds = [2], [1.0, 1.7], 10.0, SEEDS[:1]
+        args.gateways, args.loads, args.duration, args.seeds = [2], QUICK_LOADS, QUICK_S, SEEDS[:1]
     found = {str(count): measure(count, args) for count in args.gateways}
     ratio = {count: ratios(rows) for count, rows in found.items()}
     report = {
