@@ -23,9 +23,9 @@ import requests
 
 STAGES = ({"name": "plan"}, {"name": "explore", "share": 3}, {"name": "check"}, {"name": "write", "share": 2})
 REPORT = "The warehouse counted its stock again and found that half of the labels were wrong. " * 80
-PLAN = f"{REPORT}\nName three causes that are worth a closer look, each in a sentence."
+PLAN = "Name three causes that are worth a closer look, each in a sentence."
 IDEAS = ("Look at the printers.", "Look at the suppliers.", "Look at the night shift.")
-QUESTION = f"{REPORT}\nHow many labels does it say were wrong? Answer with the number alone."
+QUESTION = "How many labels does it say were wrong? Answer with the number alone."
 END = "Write the summary for the managers."
 # Output tokens: the first branch is done long before the others, so that a client can die between them.
 PLAN_TOKENS, IDEA_TOKENS, CHECK_TOKENS, END_TOKENS = 60, (30, 140, 160), 30, 80
@@ -90,7 +90,7 @@ class Agent:
         """Raises requests.RequestException."""
         begun = checked(self.call("POST", "", id=self._workflow, deadline=deadline_s, stages=STAGES))
         self.tell("begun", new=begun.status_code == 201, left_s=begun.json()["deadline_left"])
-        asked: Messages = [{"role": "user", "content": PLAN}]
+        asked: Messages = [{"role": "user", "content": f"{self._report()}\n{PLAN}"}]
         plan = self.ask(AgentStep("plan", "plan", (), asked, PLAN_TOKENS, {"checkpoint": CHECKPOINT_S}))
         known = [*asked, {"role": "assistant", "content": plan}]
         branches = self.forked()
@@ -99,11 +99,15 @@ class Agent:
             found = [each.result() for each in explored]
             checks = [pool.submit(self.check, number) for number in range(2)]
             found += [each.result() for each in checks]
-        written: Messages = [{"role": "user", "content": "\n".join([PLAN, plan, *found, END])}]
+        written: Messages = [{"role": "user", "content": "\n".join([self._report(), plan, *found, END])}]
         parents = [*(f"explore-{number}" for number in range(len(IDEAS))), "check-0", "check-1"]
         self.ask(AgentStep("write", "write", parents, written, END_TOKENS))
         state = checked(self.call("GET", f"/{self._workflow}")).json()
         self.tell("done", left_s=state["deadline_left"], in_time=state["in_time"], requests=state["requests"])
+
+    def _report(self) -> str:
+        """Of this workflow alone: no engine has it in its prefix cache from another one."""
+        return f"Report for {self._workflow}. {REPORT}"
 
     def forked(self) -> list[str]:
         """The names of the branches; "" each, if the plan has no checkpoint any more: then they are computed whole."""
@@ -126,7 +130,7 @@ class Agent:
 
     def check(self, number: int) -> str:
         """The same question for each: whoever comes second gets the answer of the first one's call."""
-        messages = [{"role": "user", "content": QUESTION}]
+        messages = [{"role": "user", "content": f"{self._report()}\n{QUESTION}"}]
         fields = {"share_call": True, "temperature": 0}
         return self.ask(AgentStep(f"check-{number}", "check", (f"explore-{number}",), messages, CHECK_TOKENS, fields))
 

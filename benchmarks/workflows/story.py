@@ -10,6 +10,7 @@ Prints what happens as it happens, then one line of JSON:
 - `resumed_tokens_new`: tokens that engines computed for the steps that the second client asked for again although the
   first had finished them, by the gateway's records. `resumed_steps`: how many those are.
 - `prefill_tokens`: prompt tokens computed for each branch, and `prompt_tokens`, what its prompt has.
+  `from_checkpoint`: branches that went on from the plan's KV, by the gateway's records.
 - `engine_calls`: calls at engines of the two equal requests, by the gateway's records.
 - `left_s`: seconds to the deadline at the end; `in_time`: whether the workflow counts as in time.
 - `leaked_blocks`: KV blocks that checkpoints pin at the engines at the end, less those before.
@@ -66,9 +67,9 @@ class RunningSystem:
         """What is stored of a request, which it is about a second after its end. Raises StoryFailed."""
         headers, end = {"authorization": f"Bearer {self.api_key}"}, time.monotonic() + PATIENCE_S
         while time.monotonic() < end:
-            answer = requests.get(f"{self.console}/api/v1/requests", {"id": request_id}, headers=headers, timeout=10)
-            if answer.ok and answer.json()["items"]:
-                return dict(answer.json()["items"][0])
+            answer = requests.get(f"{self.console}/api/v1/requests/{request_id}", headers=headers, timeout=10)
+            if answer.ok:
+                return dict(answer.json())
             time.sleep(LOOK_S)
         raise StoryFailed(f"{request_id} is not on record after {PATIENCE_S:.0f} s")
 
@@ -185,6 +186,7 @@ class Story:
             "resumed_tokens_new": sum(computed(row) for row in again),
             "prefill_tokens": [prefilled(branches[step]) for step in EXPLORED],
             "prompt_tokens": [branches[step]["prompt_tokens"] for step in EXPLORED],
+            "from_checkpoint": sum(went_on(self.place.record(branches[step]["request"])) for step in EXPLORED),
             "engine_calls": sum(row["attempts"] for row in asked),
         }
 
@@ -199,6 +201,11 @@ class Story:
 def computed(row: Mapping[str, Any]) -> int:
     """Tokens of prompt and answer that engines computed for a request, by its record."""
     return int(row["prompt_tokens"] + row["output_tokens"]) if row["attempts"] else 0
+
+
+def went_on(row: Mapping[str, Any]) -> bool:
+    """Whether a request went on from the KV of a checkpoint, by its record."""
+    return any(step["reason"] == "from_checkpoint" for step in row["decisions"])
 
 
 def prefilled(event: Event) -> int:

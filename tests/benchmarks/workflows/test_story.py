@@ -6,7 +6,7 @@ import json
 
 import pytest
 
-from benchmarks.workflows.story import StoryFailed, computed, in_words, place_of, prefilled
+from benchmarks.workflows.story import StoryFailed, computed, in_words, place_of, prefilled, went_on
 
 ANSWERED = {
     "what": "answered", "step": "explore-0", "took_s": 0.52, "instance": "engine-1", "stored": "", "shared": "",
@@ -48,6 +48,7 @@ def test_each_event_is_told_in_words(event, told):
 def test_tokens_are_computed_by_engines_that_were_asked():
     row = {"prompt_tokens": 100, "output_tokens": 20, "attempts": 1}
     assert (computed(row), computed(row | {"attempts": 0}), prefilled(ANSWERED)) == (120, 0, 10)
+    assert [went_on({"decisions": [{"reason": each}]}) for each in ("from_checkpoint", "sooner_again")] == [True, False]
 
 
 def test_without_a_running_system_it_says_what_to_start(tmp_path):

@@ -44,6 +44,7 @@ def test_a_workflow_is_followed_through_a_fork_and_a_killed_client_to_its_deadli
     assert found["resumed_steps"] >= 2, told
     assert found["resumed_tokens_new"] == 0, told
     assert max(found["prefill_tokens"]) * 10 < min(found["prompt_tokens"]), told
+    assert found["from_checkpoint"] == len(found["prefill_tokens"]), told
     assert (found["engine_calls"], found["leaked_blocks"], found["in_time"]) == (1, 0, True), told
     assert found["left_s"] > 0, told
 
