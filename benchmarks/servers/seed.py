@@ -20,12 +20,14 @@ def seed(fleet: dict[str, Any]) -> dict[str, str]:
     from controller.core.types import LatencyCoefficients
     from controller.services.actors import Actor
     from controller.services.fleet import instances, served_models
-    from controller.services.slo import api_keys, slo_classes, tenants
+    from controller.services.slo import api_keys, flow_settings, slo_classes, tenants
 
     actor = Actor.job("benchmark")
     model = served_models.served_model_create(actor=actor, name=fleet["model"], context_tokens=fleet["context_tokens"])
     for slo_class in fleet["classes"]:
         slo_classes.slo_class_create(actor=actor, **{name: v for name, v in slo_class.items() if v is not None})
+    if fleet["drop_budget"]:
+        flow_settings.flow_settings_create(actor=actor, drop_budget=fleet["drop_budget"])
     tenant = tenants.tenant_create(actor=actor, name=fleet["tenant"], retention_s=fleet["retention_s"], **UNBOUNDED)
     other = tenants.tenant_create(actor=actor, name="other", **{**UNBOUNDED, "queue_share": 0.5})
     limited = tenants.tenant_create(actor=actor, name="limited", **{**UNBOUNDED, "rpm": 1})

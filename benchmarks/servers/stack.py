@@ -61,6 +61,7 @@ class StackFleet:
     by_device: Mapping[str, Mapping[str, float]] = field(default_factory=dict)
     retention_s: int = 0  # of answers that requests ask to be kept
     started: Mapping[str, Any] = field(default_factory=dict)  # start options that tell what the engines choose by
+    drop_budget: float = 0.0  # of the coordinator of pruning
 
 
 class Stack:

@@ -50,6 +50,13 @@ def test_the_table_has_a_row_for_each_run():
     assert "3 promotions" in rows[-1]
 
 
+def test_the_story_of_a_promoted_transfer_follows_the_table():
+    on = loaded([0.9], ["a", "b"])._replace(story=["It was held."])
+    told = result({"off": loaded([0.5], ["a", "b"]), "on": on}, TOOK)
+    assert table(told).splitlines()[-2:] == ["A transfer that was promoted in time:", "  It was held."]
+    assert json.loads(json.dumps(told))["story"] == ["It was held."]
+
+
 def test_documents_move_more_and_are_due_later():
     question, document = tasks(0.25, 3.0)
     assert document.prompt.mean > 5 * question.prompt.mean

@@ -1,0 +1,1 @@
+"""One case from its beginning to its outcome, in plain English, as the stored records have it."""
