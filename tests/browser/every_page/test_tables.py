@@ -16,7 +16,7 @@ from tests.browser.every_page.pages import ACTIONS, PAGES, SAVED
 # Answers to scripts and files; the pages that ask for them are tested with them.
 PARTS = {
     "overview-history", "fleet-live", "instance-live", "instance-log-live", "scaling-live", "flows-live",
-    "preview", "experiment-csv",
+    "workflow-live", "preview", "experiment-csv",
     "experiment-json", "audit-export", "queue-command-ended",
 }  # fmt: skip
 # For machines: no person, no role; and for those who sign in.
