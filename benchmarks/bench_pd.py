@@ -247,7 +247,7 @@ def main() -> None:
     seeds = [FIRST_SEED + 37 * turn for turn in range(args.seeds or (1 if quick else 3))]
     args.per_task = args.per_task or (60 if quick else 200)
     if args.deadlines:
-        told = deadlines.run(args.batching, args.rate, args.per_task, seeds)
+        told = deadlines.run(args.batching, args.commit, args.rate, args.per_task, seeds)
         print(deadlines.table(told))
         print(json.dumps({"benchmark": "pd --deadlines", "quick": quick, **told}))
         if args.keep:

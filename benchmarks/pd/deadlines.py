@@ -56,10 +56,10 @@ TASKS = (
 )
 
 
-def batching_options(batching: str) -> dict[str, Any]:
+def batching_options(batching: str, commit: float = COMMIT) -> dict[str, Any]:
     """CALM's are those of the combined set but for `commit`, with the profile's times."""
     times = load_profile(PROFILE).coefficients
-    calm = {"rectangles": True, "commit": COMMIT, "token_s": times.decode_a, "prefill_s": times.prefill_b}
+    calm = {"rectangles": True, "commit": commit, "token_s": times.decode_a, "prefill_s": times.prefill_b}
     return {"slots": SLOTS, **(calm if batching == "calm" else {})}
 
 
@@ -167,7 +167,7 @@ def measured(
     return rate, seen, scores
 
 
-def run(batching: str, rate: float | None, per_task: int, seeds: Sequence[int]) -> dict[str, Any]:
+def run(batching: str, commit: float, rate: float | None, per_task: int, seeds: Sequence[int]) -> dict[str, Any]:
     """All figures."""
     with tempfile.TemporaryDirectory(prefix="bench-pd-") as name:
         folder = Path(name)
@@ -176,7 +176,7 @@ def run(batching: str, rate: float | None, per_task: int, seeds: Sequence[int]) 
             *("--model", MODEL, "--profile", PROFILE, "--max-num-seqs", str(SEQS), "--max-model-len", str(CONTEXT)),
             *("--kv-blocks", str(KV_TOKENS // 16), "--max-num-batched-tokens", str(STEP_TOKENS)),
             *("--no-enable-prefix-caching", "--kv-layers", str(LAYERS), "--kv-token-bytes", str(LAYER_TOKEN_BYTES)),
-            *("--batching", batching, "--batching-options", json.dumps(batching_options(batching))),
+            *("--batching", batching, "--batching-options", json.dumps(batching_options(batching, commit))),
         )
         each = [("--role", role) for role in ROLES]
         with (
@@ -187,7 +187,7 @@ def run(batching: str, rate: float | None, per_task: int, seeds: Sequence[int]) 
             at, seen, scores = measured(bench, rate, per_task, seeds)
     return {
         **figures(scores),
-        **{"rate": at, "searched": seen, "batching": batching, "policy": POLICY, "profile": PROFILE},
+        **{"rate": at, "searched": seen, "batching": batching, "commit": commit, "policy": POLICY, "profile": PROFILE},
         **{"per_task": per_task, "seeds": list(seeds), "dropped": bench.bench.dropped},
     }
 
@@ -228,3 +228,9 @@ def table(found: Mapping[str, Any]) -> str:
 def add_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--deadlines", action="store_true", help="measure what engines make of deadlines instead")
     parser.add_argument("--batching", choices=BATCHINGS, default="calm", help="with --deadlines (%(default)s)")
+    parser.add_argument(
+        "--commit",
+        type=float,
+        default=COMMIT,
+        help="with calm: part of the slots that go by the time left (%(default)s)",
+    )
