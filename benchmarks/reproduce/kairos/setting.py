@@ -92,16 +92,19 @@ CONTINUOUS = StagePolicy("chunked_prefill")
 URGENCY, URGENCY_PRINTED = StagePolicy("kairos_urgency"), StagePolicy("kairos_urgency_printed")
 S_EDF = StagePolicy("slo_aware_batching", {"prefill_a": 0.0, "prefill_b": 1 / 15_000, "batch_tokens": 8_192})
 SLACK, SLACK_PRINTED = StagePolicy("kairos_decode", _TABLE), StagePolicy("kairos_decode", {**_TABLE, "reserve": "solo"})
+SLACK_ACTIVE = StagePolicy("kairos_decode", {**_TABLE, "reserve": "active"})
 
 DISTSERVE, KAIROS, KAIROS_PRINTED = "DistServe (FCFS)", "Kairos, as read", "Kairos, as printed"
+PREFILL_ALONE, DECODE_ALONE = "urgency prefill alone", "slack decode alone"
 PAIRS: Mapping[str, tuple[StagePolicy, StagePolicy]] = {
     DISTSERVE: (FCFS, CONTINUOUS),
     KAIROS: (URGENCY, SLACK),
     KAIROS_PRINTED: (URGENCY_PRINTED, SLACK_PRINTED),
-    "urgency prefill alone": (URGENCY, CONTINUOUS),
-    "slack decode alone": (FCFS, SLACK),
+    PREFILL_ALONE: (URGENCY, CONTINUOUS),
+    DECODE_ALONE: (FCFS, SLACK),
     "printed urgency alone": (URGENCY_PRINTED, CONTINUOUS),
     "slack decode alone, reserving a solo step": (FCFS, SLACK_PRINTED),
+    "slack decode alone, reserving the active set": (FCFS, SLACK_ACTIVE),
     "S-EDF prefill (FlowPrefill), slack decode": (S_EDF, SLACK),
 }
 

@@ -3,15 +3,17 @@
 "Kairos: Taming Request Imbalance, SLO-Aware Scheduling for Disaggregated LLM Inference", Alg. 3 and eq. 2. A table by
 (batch, longest sequence) gives the time of a step. Each active sequence has the slack
 
-    TPOT x (n + 1) - time since its first token - table[reserve, its length],      n = decode tokens so far
+    TPOT x (n + 1) - time since its first token - reserved,      n = decode tokens so far
 
 Sequences are considered in ascending order of length. One joins the step if the time of the larger batch stays within
 the smallest slack of all and the throughput of the step rises. If none can join, all decode. Tokens come in bursts;
 attainment is judged by the mean. The table starts from a profile and keeps the mean of what is observed in decode-only
 steps; the profile counts as 100 samples (the paper profiles 100 runs per entry).
 
-`reserve`: "active" (the default, our reading) reserves a step of the whole active set. "solo", as printed, reserves
-table[1], which is too late whenever the delayed sequence then runs in a full batch. `length_bucket`: width of table
+`reserve`: "longest" (the default, ours) reserves a step of all, table[all, longest], which is what a sequence waits
+for when it joins; one that is late by more than it can gain up to its cap limits no other, unless all are. "active"
+reserves table[all, its length]. "solo", as printed, reserves table[1, its length], which is too late whenever the
+delayed sequence then runs in a full batch. `length_bucket`: width of table
 entries in tokens. `profile`, seconds of a step: "equal" (the default) is decode_a + batch x (decode_b x longest +
 decode_c), a batch of equal lengths, as an offline profile measures it; "longest" is decode_a + decode_b x longest +
 batch x decode_c: the longest sequence alone sets the pace (sec. 2.2). `if_needed` (ours; the paper's is False): all
@@ -43,7 +45,7 @@ class KairosDecodeConfig:
     decode_a: float = 0.009
     decode_b: float = 2.4e-7
     decode_c: float = 1e-4
-    reserve: str = "active"
+    reserve: str = "longest"
     length_bucket: int = 256
     profile: str = "equal"
     if_needed: bool = False
@@ -51,8 +53,8 @@ class KairosDecodeConfig:
     def __post_init__(self) -> None:
         if self.profile not in ("equal", "longest"):
             raise ConfigError(f"unknown profile {self.profile!r}; valid: equal, longest", field="profile")
-        if self.reserve not in ("active", "solo"):
-            raise ConfigError(f"unknown reserve {self.reserve!r}; valid: active, solo", field="reserve")
+        if self.reserve not in ("active", "solo", "longest"):
+            raise ConfigError(f"unknown reserve {self.reserve!r}; valid: active, solo, longest", field="reserve")
         if self.length_bucket < 1:
             raise ConfigError("length_bucket must be at least 1 token", field="length_bucket")
         if min(self.decode_a, self.decode_b, self.decode_c) < 0 or self.decode_a + self.decode_c <= 0:

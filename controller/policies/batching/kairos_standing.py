@@ -89,7 +89,10 @@ class Standing:
         if if_needed and self._step_of_all(known) <= min(self._tpots):
             self._ahead, self._chosen = len(self._grants), list(self._grants)
             return self._chosen
-        least = self._least(now, known[len(self._grants) if reserve == "active" else 1])
+        if reserve == "longest":
+            least = self._least_recoverable(now, self._step_of_all(known))
+        else:
+            least = self._least(now, known[len(self._grants) if reserve == "active" else 1])
         joined: list[Grant] = []
         ahead, throughput = -1, 0.0
         count, (row, base, slope, fixed) = 1, known[1]
@@ -136,6 +139,18 @@ class Standing:
             for at in range(low, bisect_left(self._lengths, (bucket + 1) * self._table.bucket, low)):
                 slacks[at] = self._tpots[at] * self._outputs[at] - (now - self._firsts[at]) - mean
         return min(slacks)
+
+    def _least_recoverable(self, now: float, step_s: float) -> float:
+        """The smallest slack (eq. 2) with `step_s` reserved, of those that decoding to their end can bring in time; of
+        all where none can."""
+        slacks, kept = [], []
+        columns = zip(self._grants, self._tpots, self._outputs, self._firsts, strict=True)
+        for grant, tpot_s, output, first_at in columns:
+            slacks.append(tpot_s * output - (now - first_at) - step_s)
+            left = grant.seq.max_tokens - output
+            if slacks[-1] + max(0.0, tpot_s - step_s) * left >= 0:
+                kept.append(slacks[-1])
+        return min(kept or slacks)
 
     # ---- the columns ----------------------------------------------------------------------------------------------
 

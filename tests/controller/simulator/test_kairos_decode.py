@@ -19,7 +19,14 @@ class Plain(KairosDecode):
     def compose(self, engine, now):
         decoding = {seq.id: seq for seq in engine.running if seq.decoding}
         actives = [
-            Active(seq.tokens, seq.id, seq.first_token_at or 0.0, seq.output_tokens - 1, seq.tpot_s)
+            Active(
+                seq.tokens,
+                seq.id,
+                seq.first_token_at or 0.0,
+                seq.output_tokens - 1,
+                seq.tpot_s,
+                seq.max_tokens - seq.output_tokens,
+            )
             for seq in decoding.values()
         ]
         chosen = choose(actives, self.table, now, self.config.reserve)

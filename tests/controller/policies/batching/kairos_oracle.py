@@ -10,13 +10,15 @@ from controller.policies.batching.kairos_step_table import StepTable
 
 
 class Active(NamedTuple):
-    """A decoding sequence: `generated` decode tokens since the one that prefill gave. Order: by length, then id."""
+    """A decoding sequence: `generated` decode tokens since the one that prefill gave, `left` until its cap. Order: by
+    length, then id."""
 
     length: int
     id: str
     first_token_at: float
     generated: int
     tpot_s: float
+    left: int = 1_000_000
 
 
 def slack(active: Active, reserved_s: float, now: float) -> float:
@@ -24,11 +26,19 @@ def slack(active: Active, reserved_s: float, now: float) -> float:
     return active.tpot_s * (active.generated + 1) - (now - active.first_token_at) - reserved_s
 
 
-def choose(actives: Sequence[Active], table: StepTable, now: float, reserve: str = "active") -> list[Active]:
+def least_slack(ordered: Sequence[Active], table: StepTable, now: float, reserve: str) -> float:
+    if reserve != "longest":
+        batch = len(ordered) if reserve == "active" else 1
+        return min((slack(each, table.seconds(batch, each.length), now) for each in ordered), default=math.inf)
+    step_s = table.seconds(len(ordered), ordered[-1].length) if ordered else 0.0
+    slacks = [(slack(each, step_s, now), max(0.0, each.tpot_s - step_s) * each.left) for each in ordered]
+    return min([s for s, gain in slacks if s + gain >= 0] or [s for s, _ in slacks], default=math.inf)
+
+
+def choose(actives: Sequence[Active], table: StepTable, now: float, reserve: str = "longest") -> list[Active]:
     """Alg. 3: who decodes in this step, ascending by length. Never empty while anybody is active."""
     ordered = sorted(actives)
-    batch = len(ordered) if reserve == "active" else 1
-    least = min((slack(each, table.seconds(batch, each.length), now) for each in ordered), default=math.inf)
+    least = least_slack(ordered, table, now, reserve)
     joined: list[Active] = []
     throughput = 0.0
     for each in ordered:

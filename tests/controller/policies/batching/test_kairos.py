@@ -173,6 +173,22 @@ def test_k7_reserving_for_the_active_set():
     assert run_k7("active", 1000)[3] == 0
 
 
+def test_k7_reserving_the_longest():
+    """All three step by the pace of the longest, so the choices are those of the example's reading."""
+    assert run_k7("longest", 14)[:3] == run_k7("active", 14)[:3]
+    assert run_k7("longest", 1000)[3] == 0
+
+
+def test_one_that_cannot_be_in_time_any_more_limits_no_other():
+    """s1 and s2 have 20 ms of slack, less than a step of all. L is late by 2 s, and 20 tokens cannot gain that."""
+    table = StepTable(lambda batch, length: 0.04 if length > 1000 else 0.01)
+    short = [Active(10, "s1", 0.0, 5, 0.05, 50), Active(11, "s2", 0.0, 5, 0.05, 50)]
+    lost, saved = Active(2000, "L", -2.0, 5, 0.05, 20), Active(2000, "L", -2.0, 5, 0.05, 900)
+    assert [a.id for a in choose([*short, lost], table, 0.24)] == ["s1", "s2"]
+    assert [a.id for a in choose([*short, saved], table, 0.24)] == ["s1", "s2", "L"]
+    assert [a.id for a in choose([*short, lost], table, 0.24, "active")] == ["s1", "s2", "L"]
+
+
 def test_k8_the_papers_anchors_as_profiles():
     """Prefill of 8K and 128K tokens, decode at batch 1, and what they say of 32K."""
     model = LatencyModel(LatencyCoefficients(0.0, 4.76595e-5, 1.48614e-10, 9.04667e-3, 2.38444e-7, 0.0))
@@ -212,7 +228,8 @@ def test_a_sequence_without_targets_limits_no_other():
 
 def test_what_is_kept_between_steps_changes_no_choice():
     """Hundreds of steps with comings, goings and overtakings: each choice is Alg. 3's on what is there."""
-    for seed, reserve, profile in ((1, "active", "equal"), (2, "solo", "longest"), (3, "active", "longest")):
+    settings = ((1, "active", "equal"), (2, "solo", "longest"), (3, "active", "longest"))
+    for seed, reserve, profile in (*settings, (4, "longest", "longest"), (5, "longest", "equal")):
         rng = random.Random(seed)
         config = KairosDecodeConfig(0.01, 4e-6, 2e-4, reserve, 16, profile)
         policy, table = KairosDecode(config), StepTable(config.step_s, config.length_bucket)
@@ -222,7 +239,7 @@ def test_what_is_kept_between_steps_changes_no_choice():
                 engine.running.insert(
                     rng.randint(0, len(engine.running)),
                     Seq(
-                        f"{rng.randint(0, 9)}-{number}", 0.0, rng.choice((5, 40, 41, 2_000)), 10_000,
+                        f"{rng.randint(0, 9)}-{number}", 0.0, rng.choice((5, 40, 41, 2_000)), rng.choice((300, 10_000)),
                         tpot_s=rng.choice((0.2, 0.5, math.inf)), output_tokens=1, first_token_at=now,
                     ),
                 )  # fmt: skip
@@ -231,7 +248,10 @@ def test_what_is_kept_between_steps_changes_no_choice():
             if engine.running and rng.random() < 0.1:
                 engine.running.remove(rng.choice(engine.running))
             actives = [
-                Active(seq.tokens, seq.id, seq.first_token_at, seq.output_tokens - 1, seq.tpot_s)
+                Active(
+                    *(seq.tokens, seq.id, seq.first_token_at, seq.output_tokens - 1),
+                    *(seq.tpot_s, seq.max_tokens - seq.output_tokens),
+                )
                 for seq in engine.running
             ]
             expected = [each.id for each in choose(actives, table, now, reserve)]
