@@ -36,19 +36,21 @@ Claims on one H100 (part `device`) come from measurements of the reference engin
 of Llama-3.1-8B's shape (2026-11-28, torch 2.11.0, CUDA 13.0, driver 580.159.04), stored in docs/measurements. Fig. 15
 is simulated with the lengths of its operators. Fig. 17's mixture of experts was not measured.
 """
-PARTS = ("simulated", "device")
+PARTS = ("simulated", "prediction", "device")
 
 
 def reproduce(progress: Progress, quick: bool, parts: Sequence[str] = PARTS) -> Section:
-    """Both parts, or one. `quick`: one model and seed, 150 requests per run, seconds; otherwise about ten minutes."""
+    """All parts, or some. `quick`: one model and seed, 150 requests per run, seconds; otherwise about ten minutes."""
     size = Size(150, (1,), True) if quick else Size(800, (1, 2, 3), False)
     bench = PrefillBench()
     made: list[tuple[str, SectionPart]] = []
     if "simulated" in parts:
         found = [end_to_end(bench, size, progress), orders(bench, size, progress), batching(bench, size, progress)]
-        found += [blocking(size, progress), prediction(bench, size, progress), single_slo(size, progress)]
+        found += [blocking(size, progress), single_slo(size, progress)]
         found += [with_chunks(bench, size, progress), collocated(size, progress), experts(bench, size, progress)]
         made += [("simulated", each) for each in found]
+    if "prediction" in parts:
+        made.append(("prediction", prediction(bench, size, progress)))
     if "device" in parts:
         made.append(("device", on_device(bench, size, progress)))
     text = TEXT.format(
