@@ -10,7 +10,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from benchmarks.reproduce.claims import VERDICTS, Claim, Plot, Section, Table, Value
+from benchmarks.reproduce.claims import PRINTED_STRONGER, SET_STRONGER, VERDICTS, Claim, Plot, Section, Table, Value
 
 HEAD = """# Reproduction
 
@@ -168,13 +168,20 @@ def _when(meta: Mapping[str, Any]) -> str:
 
 
 def _reasons(claims: Sequence[Claim]) -> list[str]:
+    """What is missed or not judged, and why; then what is reached beside baselines that the paper does not have."""
+    beside = [claim for claim in claims if claim.reached and claim.verdict in (SET_STRONGER, PRINTED_STRONGER)]
+    others = [claim for claim in claims if claim not in beside]
+    return _told("Differences from the paper", others) + _told("Reached beside stronger baselines", beside)
+
+
+def _told(title: str, claims: Sequence[Claim]) -> list[str]:
     """Each reason once, with the claims that it explains; the table of all claims has the reason of each."""
     given: dict[tuple[str, str], list[str]] = {}
     for claim in claims:
         if claim.reason:
             given.setdefault((claim.figure, claim.reason), []).append(claim.claim)
     lines = [f"- **{figure}**, {_some(names)}: {reason}\n" for (figure, reason), names in given.items()]
-    return ["## Differences from the paper\n\n", *lines, "\n"] if lines else []
+    return [f"## {title}\n\n", *lines, "\n"] if lines else []
 
 
 def _some(names: Sequence[str]) -> str:

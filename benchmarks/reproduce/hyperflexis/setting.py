@@ -131,7 +131,7 @@ def growing(model: HyperFlexisModel, source: str = "device", **changes: Any) -> 
 @dataclass(frozen=True, slots=True)
 class Point:
     """Means over seeds. `cost` in units of 50 ms; `e2e_s` over answered requests, infinite if a run answers
-    none; `answered`: their share.
+    none; `answered`: their share. `by_class`: attainment, by SLO class in order of their names.
     """
 
     attainment: float
@@ -139,6 +139,7 @@ class Point:
     e2e_s: float
     cost: float
     answered: float
+    by_class: Mapping[str, float] = field(default_factory=dict)
     results: tuple[RunResult, ...] = field(repr=False, default=())
 
 
@@ -170,6 +171,15 @@ def attainment(result: RunResult) -> float:
     return sum(record.attained for record in result.records) / len(result.records)
 
 
+def by_class(results: Sequence[RunResult]) -> dict[str, float]:
+    """Attainment of all runs together."""
+    met: dict[str, list[bool]] = {}
+    for result in results:
+        for record in result.records:
+            met.setdefault(record.slo_class, []).append(record.attained)
+    return {name: statistics.fmean(each) for name, each in sorted(met.items())}
+
+
 def measure(
     settings: SimulationSettings,
     contender: Contender,
@@ -188,6 +198,7 @@ def measure(
         e2e_s=statistics.fmean(statistics.fmean(times) if times else math.inf for times in ended),
         cost=statistics.fmean(result.cost / UNIT_S for result in results),
         answered=statistics.fmean(len(times) / len(r.records) for times, r in zip(ended, results, strict=True)),
+        by_class=by_class(results),
         results=tuple(results) if keep else (),
     )
 

@@ -36,6 +36,14 @@ def verdict(label: str, stronger: bool = False) -> str:
     return PRINTED_STRONGER if stronger else PRINTED
 
 
+def lost_by(ours: Point, theirs: Point) -> str:
+    """By which classes ours is behind, and by which ahead."""
+    points = {name: 100 * (share - theirs.by_class.get(name, 0.0)) for name, share in ours.by_class.items()}
+    if len(points) < 2:
+        return "All requests are of one class"
+    return "By class: " + ", ".join(f"{name} {each:+.1f}" for name, each in points.items()) + " points"
+
+
 def attains(
     figure: str, label: str, against: str, compared: Sequence[Compared], setting: str, seeds: Sequence[int]
 ) -> Claim:
@@ -47,7 +55,7 @@ def attains(
     why = (
         f"behind at {behind} of {len(compared)} loads; {mean:+.1f} points in the mean, "
         f"{best.points:+.1f} at most ({best.where})"
-    )
+    ) + (f". {lost_by(worst.ours, worst.theirs)}" if worst.points < POINTS else "")
     text = f"{label}: attainment less that of {against}, lowest of all loads (points; not in the paper)"
     found = round(worst.points, 2)
     return Claim(

@@ -131,6 +131,8 @@ def _fall(curves: Curves, at: float) -> str:
 
 def _mechanisms(curves: Curves, qps: float) -> str:
     """What each half of Kairos gains alone in TPOT attainment; a prefill order changes when long contexts decode."""
+    if qps not in curves[DISTSERVE]:
+        return ""
     base = median(curves[DISTSERVE][qps], "tpot")
     gained = {
         half: median(curves[name][qps], "tpot") - base

@@ -232,13 +232,18 @@ def test_the_last_phase_needs_less_of_a_worker_with_a_larger_batch():
 
 
 def test_every_number_of_sequences_has_verdicts_of_its_own():
-    strong = dict.fromkeys(slots.LABELS, curve(0.9, 0.5)) | {BEHIND: curve(1.0, 0.9), ROUND_ROBIN: curve(0.9, 0.1)}
+    curves = dict.fromkeys(slots.LABELS, curve(0.9, 0.5)) | {BEHIND: curve(1.0, 0.9), ROUND_ROBIN: curve(0.9, 0.1)}
+    strong = {label: [slots.Measured(load, point, 0.98) for load, point in of] for label, of in curves.items()}
     made = slots.claims(dict.fromkeys(MIXES, strong), "slackline", "Qwen32B, 64 sequences", 300, (1, 2))
     assert {claim.figure for claim in made} == {"Fig. 3, 64 sequences"}
     by_text = {claim.claim: claim for claim in made}
     over = by_text["slackline, 4-task: attainment over SCORPIO behind round robin (factor)"]
     assert (over.theirs, over.ours, over.reached, over.verdict) == (1.73, 0.9, False, "set")
-    assert "attained there 0.900 and 1.000" in over.reason
+    assert over.reason == "attained there 0.900 and 1.000: 1.73 times as much would be 1.73, more than all"
+    cheaper = by_text["slackline, 4-task: cost below SCORPIO behind round robin (%)"]
+    assert "engines computed 98.0% and 98.0% of their time" in cheaper.reason
+    latency = by_text["slackline, 2-task: mean latency below SCORPIO behind round robin (%)"]
+    assert "s would be needed, less than the" in latency.reason
     assert by_text["slackline, 4-task: attainment over round robin (factor)"].ours == 5.0
     assert {claim.verdict for claim in made} == {"set", "set, stronger"}
 
@@ -247,7 +252,8 @@ def test_sequences_are_those_of_the_engines():
     made, (table,), _ = slots.reproduce(lambda line: None, "Qwen7B", (1.0,), 40, (1,), (16,))
     assert made
     assert {row[0] for row in table.rows} == {16}
-    assert all(0 < row[-1] <= 1 for row in table.rows)
+    assert all(0 < row[-2] <= 1 for row in table.rows)
+    assert all("gsm8k " in row[-1] or "wikisql " in row[-1] for row in table.rows)
 
 
 def test_behind_round_robin_each_worker_has_every_second_request_and_its_own_queue():
