@@ -92,8 +92,8 @@ COST = {
     (SCALING, BEHIND): {"2-task": 45.29},
 }
 APART = (
-    "engines run 32 sequences each here, and SCORPIO's guard keeps that batch well within its TPOT; the paper "
-    "gives neither the number of sequences nor SCORPIO's settings"
+    "engines run 32 sequences each here. The fewer they run, the weaker is SCORPIO behind round robin (rows of 8, 64 "
+    "and 256 sequences); the paper gives neither that number nor SCORPIO's settings"
 )
 ALIKE = 5.0  # per cent that count as the "comparable cost" of its text
 LARGE = ("Qwen32B", "Llama70B")
