@@ -158,7 +158,7 @@ def _cause(
         return told + (f", less than the {least:.1f} s of any scheduler at any load" if wanted < least else "")
     return (
         f"{attained}; engines computed {own.busy:.1%} and {other.busy:.1%} of their time, so that little of it is idle "
-        f"and could be saved. {SAME_WORK}"
+        f"and could be saved. {SAME_WORK[0].upper()}{SAME_WORK[1:]}"
     )
 
 

@@ -144,9 +144,9 @@ def test_figure_3_of_the_report_is_taken_load_by_load(tmp_path):
 
 
 def test_more_sequences_are_compared_with_the_best_rival_of_each_load(tmp_path):
-    columns = ["sequences", "mix", "load, x", "scheduler", "attainment", "± std"]
+    columns = ["sequences", "mix", "load, x", "scheduler", "attainment", "± std", "attainment by class"]
     rows = [
-        [slots, "4-task", load, name, met - (0.5 if slots == 8 else 0.0), 0.01]
+        [slots, "4-task", load, name, met - (0.5 if slots == 8 else 0.0), 0.01, f"one {met:.3f}, other {met:.3f}"]
         for slots in (8, 64)
         for load, name, met in (
             (1.0, "a", 0.9), (1.0, "b", 0.8), (1.0, "no rival", 1.0), (1.0, SLACKLINE, 0.95),
@@ -158,6 +158,8 @@ def test_more_sequences_are_compared_with_the_best_rival_of_each_load(tmp_path):
     assert [(claim.theirs, claim.ours, claim.reached) for claim in found] == [(0.9, 0.95, True), (0.8, 0.7, False)]
     assert {claim.figure for claim in found} == {"HyperFlexis, 64 sequences"}
     assert [claim.setting.rpartition("; ")[2] for claim in found] == ["a", "b"]
+    assert found[0].reason == ""
+    assert found[1].reason.endswith("by class, one 0.700 and 0.800, other 0.700 and 0.800")
 
 
 def test_the_report_has_what_is_taken_from_it():
