@@ -197,7 +197,7 @@ def test_a_part_run_again_replaces_its_own_and_nothing_else(tmp_path):
     [
         (["--part", "fig3"], "--part needs one --paper"),
         (["--paper", "hyperflexis", "--part", "fig33"], "no part 'fig33'; valid: fig3, slots, fig4"),
-        (["--paper", "flowprefill", "--part", "fig9"], "flowprefill has no part 'fig9'; valid: simulated, prediction, device"),
+        (["--paper", "flowprefill", "--part", "fig9"], "flowprefill has no part 'fig9'; valid: simulated, prediction"),
     ],
 )
 def test_a_part_that_is_not_there_is_refused(arguments, said, capsys):
