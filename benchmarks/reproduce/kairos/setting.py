@@ -91,8 +91,9 @@ FCFS = StagePolicy("chunked_prefill")
 CONTINUOUS = StagePolicy("chunked_prefill")
 URGENCY, URGENCY_PRINTED = StagePolicy("kairos_urgency"), StagePolicy("kairos_urgency_printed")
 S_EDF = StagePolicy("slo_aware_batching", {"prefill_a": 0.0, "prefill_b": 1 / 15_000, "batch_tokens": 8_192})
-SLACK, SLACK_PRINTED = StagePolicy("kairos_decode", _TABLE), StagePolicy("kairos_decode", {**_TABLE, "reserve": "solo"})
-SLACK_ACTIVE = StagePolicy("kairos_decode", {**_TABLE, "reserve": "active"})
+SLACK, SLACK_ACTIVE, SLACK_PRINTED = (
+    StagePolicy("kairos_decode", {**_TABLE, "reserve": reserve}) for reserve in ("longest", "active", "solo")
+)
 
 DISTSERVE, KAIROS, KAIROS_PRINTED = "DistServe (FCFS)", "Kairos, as read", "Kairos, as printed"
 PREFILL_ALONE, DECODE_ALONE = "urgency prefill alone", "slack decode alone"

@@ -10,10 +10,10 @@ the smallest slack of all and the throughput of the step rises. If none can join
 attainment is judged by the mean. The table starts from a profile and keeps the mean of what is observed in decode-only
 steps; the profile counts as 100 samples (the paper profiles 100 runs per entry).
 
-`reserve`: "longest" (the default, ours) reserves a step of all, table[all, longest], which is what a sequence waits
-for when it joins; one that is late by more than it can gain up to its cap limits no other, unless all are. "active"
-reserves table[all, its length]. "solo", as printed, reserves table[1, its length], which is too late whenever the
-delayed sequence then runs in a full batch. `length_bucket`: width of table
+`reserve`: "active" (the default) reserves table[all, its length]. "longest" reserves a step of all, table[all,
+longest], which is what a sequence waits for when it joins if the longest sets the pace (sec. 2.2); one that is late by
+more than it can gain up to its cap then limits no other, unless all are. "solo", as printed, reserves table[1, its
+length], which is too late whenever the delayed sequence then runs in a full batch. `length_bucket`: width of table
 entries in tokens. `profile`, seconds of a step: "equal" (the default) is decode_a + batch x (decode_b x longest +
 decode_c), a batch of equal lengths, as an offline profile measures it; "longest" is decode_a + decode_b x longest +
 batch x decode_c: the longest sequence alone sets the pace (sec. 2.2). `if_needed` (ours; the paper's is False): all
@@ -45,7 +45,7 @@ class KairosDecodeConfig:
     decode_a: float = 0.009
     decode_b: float = 2.4e-7
     decode_c: float = 1e-4
-    reserve: str = "longest"
+    reserve: str = "active"
     length_bucket: int = 256
     profile: str = "equal"
     if_needed: bool = False

@@ -35,7 +35,7 @@ def least_slack(ordered: Sequence[Active], table: StepTable, now: float, reserve
     return min([s for s, gain in slacks if s + gain >= 0] or [s for s, _ in slacks], default=math.inf)
 
 
-def choose(actives: Sequence[Active], table: StepTable, now: float, reserve: str = "longest") -> list[Active]:
+def choose(actives: Sequence[Active], table: StepTable, now: float, reserve: str = "active") -> list[Active]:
     """Alg. 3: who decodes in this step, ascending by length. Never empty while anybody is active."""
     ordered = sorted(actives)
     least = least_slack(ordered, table, now, reserve)

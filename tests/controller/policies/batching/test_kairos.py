@@ -184,8 +184,8 @@ def test_one_that_cannot_be_in_time_any_more_limits_no_other():
     table = StepTable(lambda batch, length: 0.04 if length > 1000 else 0.01)
     short = [Active(10, "s1", 0.0, 5, 0.05, 50), Active(11, "s2", 0.0, 5, 0.05, 50)]
     lost, saved = Active(2000, "L", -2.0, 5, 0.05, 20), Active(2000, "L", -2.0, 5, 0.05, 900)
-    assert [a.id for a in choose([*short, lost], table, 0.24)] == ["s1", "s2"]
-    assert [a.id for a in choose([*short, saved], table, 0.24)] == ["s1", "s2", "L"]
+    assert [a.id for a in choose([*short, lost], table, 0.24, "longest")] == ["s1", "s2"]
+    assert [a.id for a in choose([*short, saved], table, 0.24, "longest")] == ["s1", "s2", "L"]
     assert [a.id for a in choose([*short, lost], table, 0.24, "active")] == ["s1", "s2", "L"]
 
 
