@@ -41,7 +41,7 @@ TIMES = (1.0, 2.0, 4.5)
 LABELS = (ROUND_ROBIN, BY_CLASS, SCORPIO, BEHIND, *OURS)
 
 
-class Measured(NamedTuple):
+class MeasuredLoad(NamedTuple):
     """One scheduler at one load (times round robin's 90 % point). `busy`: as in the function."""
 
     load: float
@@ -49,7 +49,7 @@ class Measured(NamedTuple):
     busy: float
 
 
-Found = Mapping[str, dict[str, list[Measured]]]  # by mix and scheduler
+Found = Mapping[str, dict[str, list[MeasuredLoad]]]  # by mix and scheduler
 
 
 def reproduce(
@@ -63,7 +63,7 @@ def reproduce(
     made: list[Claim] = []
     rows: list[list[Value]] = []
     for slots in batches:
-        found: dict[str, dict[str, list[Measured]]] = {}
+        found: dict[str, dict[str, list[MeasuredLoad]]] = {}
         for mix, tasks in MIXES.items():
             fixed = fleet(MODELS[model], slots=slots)
             at = knee(fixed, CONTENDERS[ROUND_ROBIN], tasks, per_task, seeds[:1])
@@ -73,7 +73,7 @@ def reproduce(
                     point = measure(fixed, CONTENDERS[label], requests, seeds, keep=True)
                     computing = busy(point)
                     measured = replace(point, results=())
-                    found.setdefault(mix, {}).setdefault(label, []).append(Measured(factor, measured, computing))
+                    found.setdefault(mix, {}).setdefault(label, []).append(MeasuredLoad(factor, measured, computing))
                     numbers = [point.attainment, point.spread, point.e2e_s, point.cost, computing]
                     classes = ", ".join(f"{name} {share:.3f}" for name, share in point.by_class.items())
                     rows.append([slots, mix, round(at, 1), factor, label, *numbers, classes])
@@ -131,14 +131,14 @@ def claims(found: Found, label: str, where: str, per_task: int, seeds: Sequence[
     return made
 
 
-def _curves(by_label: Mapping[str, Sequence[Measured]]) -> Curves:
+def _curves(by_label: Mapping[str, Sequence[MeasuredLoad]]) -> Curves:
     return {label: [(each.load, each.point) for each in of] for label, of in by_label.items()}
 
 
 def _cause(
     headlines: Mapping[tuple[str, str], Mapping[str, float]],
     theirs: float,
-    by_label: Mapping[str, Sequence[Measured]],
+    by_label: Mapping[str, Sequence[MeasuredLoad]],
     label: str,
     against: str,
     load: float,

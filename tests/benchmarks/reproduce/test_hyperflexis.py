@@ -233,7 +233,7 @@ def test_the_last_phase_needs_less_of_a_worker_with_a_larger_batch():
 
 def test_every_number_of_sequences_has_verdicts_of_its_own():
     curves = dict.fromkeys(slots.LABELS, curve(0.9, 0.5)) | {BEHIND: curve(1.0, 0.9), ROUND_ROBIN: curve(0.9, 0.1)}
-    strong = {label: [slots.Measured(load, point, 0.98) for load, point in of] for label, of in curves.items()}
+    strong = {label: [slots.MeasuredLoad(load, point, 0.98) for load, point in of] for label, of in curves.items()}
     made = slots.claims(dict.fromkeys(MIXES, strong), "slackline", "Qwen32B, 64 sequences", 300, (1, 2))
     assert {claim.figure for claim in made} == {"Fig. 3, 64 sequences"}
     by_text = {claim.claim: claim for claim in made}
