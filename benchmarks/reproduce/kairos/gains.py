@@ -6,7 +6,7 @@ import statistics
 from collections.abc import Mapping, Sequence
 from itertools import pairwise
 
-from benchmarks.reproduce.claims import Claim, Table
+from benchmarks.reproduce.claims import CHANGED, Claim, Table
 from benchmarks.reproduce.kairos.setting import DECODE_ALONE, DISTSERVE, KAIROS, PREFILL_ALONE, Figures
 
 LEVEL = 90.0
@@ -89,7 +89,16 @@ def claims(curves: Curves, at: Mapping[str, float], seeds: Sequence[int]) -> lis
         why = "" if reached else _missed(curves, key, at)
         made.append(
             Claim(
-                "Kairos", FIGURES[key], f"{what} at {where} ({unit})", theirs, _rounded(ours), reached, load, seeds, why
+                "Kairos",
+                FIGURES[key],
+                f"{what} at {where} ({unit})",
+                theirs,
+                _rounded(ours),
+                reached,
+                load,
+                seeds,
+                why,
+                verdict=CHANGED,
             )
         )
         best = max(by_rate, key=lambda rate: by_rate[rate])
@@ -98,7 +107,7 @@ def claims(curves: Curves, at: Mapping[str, float], seeds: Sequence[int]) -> lis
         made.append(
             Claim(
                 "Kairos", FIGURES[key], f"largest {what} at any load ({unit})", None, _rounded(by_rate[best]), None,
-                f"{setting}; QPS {best:g}", seeds, same + reason,
+                f"{setting}; QPS {best:g}", seeds, same + reason, verdict=CHANGED,
             )
         )  # fmt: skip
     return made

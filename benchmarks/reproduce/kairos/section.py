@@ -186,7 +186,7 @@ the paper's DistServe keeps all TTFTs at QPS 2.8 and 76 % at 3.0, and misses a q
 TPOTs at every load. Each policy runs with the best prefill batch and decode slots of its own sweep.
 
 *As read* is `kairos_urgency`, and `kairos_decode` that reserves a step of all at the pace of the longest
-and in which sequences that are lost limit no other (decision 288); *as printed* is
+and, a change of ours, in which sequences that are lost limit no other (decision 288); *as printed* is
 `kairos_urgency_printed`, with a solo step reserved. All requests are of one class, so an engine's
 own priority by class, or by deadline, is first come, first served, which is DistServe's order. S-EDF is
 shown as the strongest other order.
