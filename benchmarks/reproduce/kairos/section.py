@@ -185,8 +185,9 @@ comparison does not use, with the constants in use beside them). No candidate co
 the paper's DistServe keeps all TTFTs at QPS 2.8 and 76 % at 3.0, and misses a quarter to two fifths of
 TPOTs at every load. Each policy runs with the best prefill batch and decode slots of its own sweep.
 
-*As read* is `kairos_urgency`, and `kairos_decode` that reserves a step of all at the pace of the longest
-and, a change of ours, in which sequences that are lost limit no other (decision 288); *as printed* is
+*As read* is `kairos_urgency` for prefill and, for decode, `kairos_decode` with `reserve` "longest": it reserves
+the time of a step with all sequences at the pace of the longest one. As a change of ours, sequences that can
+no longer meet their target do not hold back the others (decision 288). *As printed* is
 `kairos_urgency_printed`, with a solo step reserved. All requests are of one class, so an engine's
 own priority by class, or by deadline, is first come, first served, which is DistServe's order. S-EDF is
 shown as the strongest other order.
