@@ -106,8 +106,8 @@ class PatternGraphRow(serializers.Serializer):
     edges = serializers.ListField(
         child=serializers.ListField(child=serializers.IntegerField(), min_length=2, max_length=2),
         help_text=(
-            "Each call of a level with each call of the next. Graphs store levels, not the parents that clients name, "
-            "of which a call may have fewer."
+            "Pairs of calls: each call of a level with each call of the next level. Graphs store levels only; the "
+            "parents that a client named for a call may be fewer."
         ),
     )
     levels = GraphLevelRow(many=True)

@@ -80,8 +80,8 @@ class RequestOutput(serializers.ModelSerializer):
         child=serializers.IntegerField(),
         allow_null=True,
         help_text=(
-            "Of the bounds that were predicted last while it ran (every 50 tokens): the tokens that it had then, the "
-            "lower and the upper bound, by the version in force then. Null: they were not predicted again."
+            "The last prediction made while the answer was generated (one every 50 tokens), as three numbers: tokens "
+            "generated so far, lower bound, upper bound. Null: no further prediction was made."
         ),
     )
 

@@ -57,8 +57,8 @@ HELD = {
     "no_device": "another instance is needed, but no device is free",
     "nothing_to_stop": "there is one instance too many, but every instance is managed externally",
     "rest_would_exceed_upper": "{load} is low, but with one instance fewer it would rise above {upper:g} %",
-    "needed_for_targets": "{load} is low, but every instance that could go is the only one that keeps the targets of "
-    "some recent request",
+    "needed_for_targets": "{load} is low, but each instance that could be stopped is the only one that can meet the "
+    "targets of some recent request",
 }
 LAST_ONE = "{load} is low, but requests arrive and no instance would be left to serve them"
 # The same for what it wanted some evaluations ago: a state of mind ends only after the load was calm for a while.

@@ -48,8 +48,8 @@ SENTENCES: dict[tuple[str, str], str] = {
         "exceed a load of {upper:g} %"
     ),
     ("scale_hold", "needed_for_targets"): (
-        "{actor} keeps every instance of {subject} at load {load:.0f} %: each that could go is the only one that keeps "
-        "the targets of some recent request"
+        "{actor} keeps every instance of {subject} at load {load:.0f} %: each one that could be stopped is the only "
+        "one that can meet the targets of some recent request"
     ),
     ("scale_warm", "pool_below_target"): (
         "{actor} is adding warm spares for {subject}: {warm} in the pool, {wanted} required"

@@ -331,7 +331,9 @@ REASONS: dict[str, str] = {
     "settling": "the last change has not settled yet",
     "relieved": "load is between the thresholds again",
     "rest_would_exceed_upper": "with one instance fewer, load would exceed the upper threshold",
-    "needed_for_targets": "every instance that could go is the only one that keeps the targets of some recent request",
+    "needed_for_targets": (
+        "each instance that could be stopped is the only one that can meet the targets of some recent request"
+    ),
     "template_paused": "its launch template is paused, since starts from it failed",
     "starts_failed": "instances in a row that were started from it never became ready",
     "nothing_to_start": "there is no managed instance to start a copy of",

@@ -226,7 +226,7 @@ def _how(row: RequestRecord, numbers: Mapping[str, int] = MappingProxyType({})) 
     for step in row.decisions:
         figures = step.get("figures") or {}
         number = numbers.get(str(figures.get("of_request")))
-        named = {"number": f", of {number}" if number else "", "tokens": figures.get("tokens", 0)}
+        named = {"number": f" (request {number})" if number else "", "tokens": figures.get("tokens", 0)}
         found += [HOW[step["reason"]].format(**named)] if step.get("reason") in HOW else []
     return [*found, GIVEN_UP] if given_up(row.step_key, row.error_code) else found
 

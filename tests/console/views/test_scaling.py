@@ -50,7 +50,7 @@ from tests import factories
         ({"load": 0.1, "mind": "settling", "draining": 1}, "calls for a change, but the last one has not settled"),
         ({"load": None, "mind": "telemetry_stale"}, "the telemetry is stale"),
         ({"load": None, "mind": "at_max"}, "unbounded load (requests arrive and none finish) is above 80 %, but"),
-        ({"load": 0.2, "mind": "needed_for_targets"}, "but every instance that could go is the only one"),
+        ({"load": 0.2, "mind": "needed_for_targets"}, "but each instance that could be stopped is the only one"),
         ({"load": 0.2, "mind": "rest_would_exceed_upper"}, "with one instance fewer it would rise above 80 %"),
         (
             {"load": 0.02, "ready": 1, "mind": "rest_would_exceed_upper"},

@@ -106,7 +106,7 @@ def test_a_request_shows_what_was_predicted_and_which_version_said_so(viewer):
     factories.records_stored(record, other := factories.record())
     page = viewer.get(f"/requests/{record.id}/").content.decode()
     assert "5 to 1,200" in page
-    assert "last predicted after 50: 60 to 1,000" in page
+    assert "last predicted after 50 tokens: 60 to 1,000" in page
     assert 'href="/lengths/">version 2</a>' in page
     assert "Predicted tokens out" not in viewer.get(f"/requests/{other.id}/").content.decode()
 

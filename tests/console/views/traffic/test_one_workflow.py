@@ -173,7 +173,7 @@ def test_stages_have_due_times_slack_and_predicted_lengths(viewer, acme, django_
     assert check == none | {label: ["0"] for label in ("Requests", "Tokens out", "Goodput tokens")}
     first, second, _ = cells(text, "workflow-requests")
     assert first["Slack"] == ["\u22125.00", "s"]
-    assert first["Tokens out"] == ["5", "predicted", "2", "to", "9", "after", "3:", "4", "to", "8"]
+    assert first["Tokens out"] == ["5", "predicted", "2", "to", "9", "after", "3", "tokens:", "4", "to", "8"]
     assert "5 tokens, predicted 2 to 9, after 3 tokens 4 to 8" in text
     assert second["Slack"] == ["11.0", "s"]
 
@@ -334,7 +334,7 @@ def test_a_step_that_its_client_gave_up_and_asked_for_again_leaves_the_workflow_
     assert text.count('class="given-up"') == 1
     assert 'class="bad"' not in text
     assert "not counted: its client hung up, and can ask for this step again" in text
-    assert "answer kept before, of 1: no new tokens" in text
+    assert "answer kept before (request 1): no new tokens" in text
     first, write = cells(text, "workflow-stages")
     assert (first["Tokens out"], first["Predicted"]) == (["5"], ["2", "to", "9"])
     assert write["Requests"] == ["2", "1", "given", "up"]
