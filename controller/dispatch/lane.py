@@ -384,7 +384,7 @@ class Lane:
 
     def needed(self, now: float) -> set[str]:
         """Ids of instances that alone can keep the targets of some recent request."""
-        return sole_keepers(self.hard.recent(now), self.instances.values())
+        return sole_keepers(self.hard.recent(now), self.instances.values(), guessed)
 
     def _reference_cost(self) -> tuple[float, float] | None:
         """Seconds to a first byte and of a decode step on the best instances; None where there are none."""

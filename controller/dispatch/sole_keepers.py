@@ -3,15 +3,14 @@
 Load does not say it: where fast and slow instances serve one model, the fast one may be the idlest of all, and the
 requests that need it are late or refused once it is gone. Kept are the hardest requests of the last `window_s` to
 twice that, one for each way in which one can be hard; whether an instance keeps them alone is judged when somebody asks
-(once a second). Cost of a request: O(1); of a question: O(instances).
+(once a second). Cost of a request: O(best instances); of a question: O(instances).
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 
-from controller.core.policy import Cost
 from controller.core.types import Request
 from controller.dispatch.shadow_state import ShadowInstance
 
@@ -27,10 +26,11 @@ class HardRequests:
         self._now: dict[str, tuple[float, Request]] = {}
         self._before: dict[str, tuple[float, Request]] = {}
 
-    def add(self, request: Request, cost: Cost, now: float) -> None:
-        """`cost`: on the best instance."""
-        shares = _shares(request, cost)
-        if max(shares.values()) > 1.0:
+    def add(self, request: Request, best: Iterable[ShadowInstance], now: float) -> None:
+        """`best`: of which none is slower in everything than another."""
+        able = [_shares(request, instance) for instance in best if instance.holds(request)]
+        shares = min(able, key=lambda each: max(each.values()), default=None)
+        if shares is None or max(shares.values()) > 1.0:
             return  # no instance can keep it
         self._turn(now)
         for kind, share in {**shares, "context": float(request.prompt_tokens + (request.max_tokens or 1))}.items():
@@ -49,16 +49,21 @@ class HardRequests:
         self._now, self._since = {}, now
 
 
-def sole_keepers(requests: Iterable[Request], instances: Iterable[ShadowInstance]) -> set[str]:
-    """Ids of those of `instances` that keep one of the requests, idle, where all others clearly do not. One that is
-    left alone is none: there is nobody to take its place."""
+def sole_keepers(
+    requests: Iterable[Request], instances: Iterable[ShadowInstance], guessed: Callable[[ShadowInstance], bool]
+) -> set[str]:
+    """Ids of those of `instances` that keep one of the requests, idle and with an empty prefix cache, where all others
+    clearly do not. One that is left alone is none: there is nobody to take its place. One that is `guessed` may keep
+    anything, so while one serves, no other is the only one, and neither is it."""
     serving = [instance for instance in instances if instance.takes]
     found: set[str] = set()
     for request in requests if len(serving) > 1 else ():
         able: list[tuple[float, str]] = []
         for instance in serving:
-            share = max(_shares(request, instance.cost(request)).values()) if instance.holds(request) else math.inf
-            if share < CLEARLY:
+            share = max(_shares(request, instance).values()) if instance.holds(request) else math.inf
+            if guessed(instance):
+                able.append((math.inf, instance.id))
+            elif share < CLEARLY:
                 able.append((share, instance.id))
             if len(able) > 1:
                 break
@@ -66,15 +71,19 @@ def sole_keepers(requests: Iterable[Request], instances: Iterable[ShadowInstance
     return found
 
 
-def _shares(request: Request, cost: Cost) -> dict[str, float]:
-    """What it takes alone over what its targets allow, by target."""
-    targets, steps = request.targets, max(0, request.surest_tokens - 1)
-    first_s = cost.prefill_s + cost.first_byte_s
-    shares = {"first token": _share(first_s, targets.ttft_s)}
+def _shares(request: Request, instance: ShadowInstance) -> dict[str, float]:
+    """What it takes there alone over what its targets allow, by target. What is cached there does not count: another
+    instance would have it after the first such request. An instance that only prefills makes no pace."""
+    targets, prompt = request.targets, request.prompt_tokens
+    first_s = instance.latency.prefill_sums(prompt, prompt * prompt) + instance.first_byte_s(prompt)
+    allowed_s = targets.ttft_s if targets.thinking_s is None else targets.thinking_s  # the first is a guess then
+    shares = {"first token": _share(first_s, allowed_s)}
+    steps = max(0, request.surest_tokens - 1) if instance.decodes else 0
+    step_s = instance.latency.decode(1, prompt + request.output_tokens // 2)
     if steps:
-        shares["pace"] = _share(cost.decode_step_s, targets.tpot_s)
+        shares["pace"] = _share(step_s, targets.tpot_s)
     if targets.deadline_s is not None:
-        shares["deadline"] = _share(first_s + steps * cost.decode_step_s, targets.deadline_s)
+        shares["deadline"] = _share(first_s + steps * step_s, targets.deadline_s)
     return shares
 
 

@@ -1,10 +1,15 @@
 """Which instances alone can keep recent targets, in numbers (SPEED: 10 ms + 0.1 ms a prompt token, steps of 21 ms)."""
 
+from dataclasses import replace
+
 import pytest
 
 from controller.core import events as ev
-from controller.core.types import InstanceSpec
+from controller.core.types import InstanceSpec, Role
 from controller.dispatch import build_dispatcher
+from controller.dispatch.shadow_state import ShadowInstance
+from controller.dispatch.sole_keepers import CLEARLY, sole_keepers
+from controller.predict.lengths import CachedShares
 from tests.controller.dispatch.fleet import SPEED, request
 
 SLOW = SPEED._replace(**{name: 3 * value for name, value in SPEED._asdict().items()})
@@ -79,3 +84,53 @@ def test_instances_of_other_models_are_apart():
     dispatcher.handle([ev.InstanceUp(InstanceSpec("o", "other", latency=SPEED, max_num_seqs=32))], 0.0)
     dispatcher.handle([ev.Arrived(request("r", ttft=0.2, prompt=1000))], 0.0)
     assert needed(dispatcher) == {"fast"}
+
+
+def test_one_that_is_quick_to_the_first_token_is_needed_though_another_ends_first():
+    """Which one a request is judged by is not which one ends it first: 0.11 s and steps of 42 ms, 0.33 and 10.5."""
+    early = SPEED._replace(**{name: 2 * value for name, value in SPEED._asdict().items() if name.startswith("decode")})
+    soon = SLOW._replace(**{name: value / 2 for name, value in SPEED._asdict().items() if name.startswith("decode")})
+    dispatcher = build_dispatcher("slackline")
+    dispatcher.handle([up("soon", soon), up("early", early)], 0.0)
+    dispatcher.handle([ev.Arrived(request("r", ttft=0.2, tpot=1.0, prompt=1000, output=400))], 0.0)
+    assert needed(dispatcher) == {"early"}
+
+
+def test_a_request_that_no_one_holds_hides_no_other():
+    dispatcher = build_dispatcher("slackline")
+    dispatcher.handle([up("short", SPEED, max_model_len=500), up("long", SPEED, max_model_len=5000)], 0.0)
+    fits, huge = request("fits", ttft=5.0, tpot=1.0, prompt=1000), request("huge", ttft=5.0, prompt=9000)
+    dispatcher.handle([ev.Arrived(fits), ev.Arrived(huge)], 0.0)
+    assert needed(dispatcher) == {"long"}
+
+
+def test_what_is_cached_makes_none_of_two_alike_the_only_one():
+    """0.11 s with an empty cache, 0.03 with 0.8 of the prompt cached; 0.08 s are allowed."""
+    warm, cold = (ShadowInstance(InstanceSpec(name, "m", latency=SPEED, max_num_seqs=32)) for name in ("warm", "cold"))
+    asked = request("r", ttft=0.08, prompt=1000)
+    warm.cached = CachedShares.of([[asked.tenant, asked.slo_class, 0.8]])
+    assert warm.prefill_s(asked) < 0.08 < cold.prefill_s(asked) / CLEARLY
+    assert sole_keepers([asked], [warm, cold], lambda instance: False) == set()
+
+
+def test_while_one_is_guessed_nobody_is_the_only_one():
+    dispatcher = fleet(up("new", None))
+    dispatcher.handle([ev.Arrived(request("r", ttft=0.15, prompt=1000))], 0.0)
+    assert needed(dispatcher) == set()
+
+
+def test_the_thinking_deadline_counts_in_place_of_the_guess_of_a_first_token():
+    dispatcher = fleet()
+    asked = request("r", ttft=0.05, prompt=1000)
+    dispatcher.handle([ev.Arrived(replace(asked, targets=asked.targets._replace(thinking_s=0.2)))], 0.0)
+    assert needed(dispatcher) == {"fast"}
+
+
+@pytest.mark.parametrize(("ttft", "who"), [(5.0, set()), (0.2, {"fast"})])
+def test_an_instance_that_only_prefills_makes_no_pace(ttft, who):
+    """Steps of 63 ms would be too slow at the slow one, if it had any."""
+    dispatcher = build_dispatcher("slackline")
+    roles = [up(name, latency, role=Role.PREFILL) for name, latency in (("slow", SLOW), ("fast", SPEED))]
+    dispatcher.handle([*roles, up("decodes", SPEED, role=Role.DECODE)], 0.0)
+    dispatcher.handle([ev.Arrived(request("r", ttft=ttft, tpot=0.04, prompt=1000))], 0.0)
+    assert needed(dispatcher) == who
