@@ -442,7 +442,7 @@ class Gateway:
                 answered=answered,
                 output_tokens=tokens,
                 number=in_flight.call_number,
-                computed=not in_flight.stored,
+                computed=record.attempts > 0,  # neither kept nor another request's
                 given_up=given_up(record.step_key, record.error_code),
             )
         if answered and in_flight.step is not None:

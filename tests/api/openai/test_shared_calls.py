@@ -10,6 +10,7 @@ from dataclasses import replace
 import pytest
 
 from api.openai import shared_calls, status
+from api.openai.workflows import Workflows
 from tests.api.openai.gateways import TestBed, completion, key_config, settled, snapshot
 from tests.api.openai.workflow_gateways import OTHER, config
 from tests.waiting import until_on_loop
@@ -106,14 +107,24 @@ async def test_one_that_comes_after_the_answer_is_computed_again():
         assert all(step(record) is None and record.attempts == 1 for record in bed.sink.records)
 
 
-async def test_requests_of_different_workflows_share_and_each_is_counted_to_its_own():
+async def test_requests_of_different_workflows_share_and_each_is_counted_to_its_own(monkeypatch):
+    ended: list[tuple[bool, int]] = []
+    count = Workflows.ended
+
+    def counted(self, tenant, workflow, **told):
+        ended.append((told["computed"], told["output_tokens"]))
+        count(self, tenant, workflow, **told)
+
+    monkeypatch.setattr(Workflows, "ended", counted)
     async with TestBed() as bed:
         bed.every(SLOW)
         metadata = [{"workflow_id": "a", "stage": "plan"}, {"workflow_id": "b"}]
-        await asyncio.gather(*(bed.ask(shared(metadata=each)) for each in metadata))
+        await asyncio.gather(*(bed.ask(shared(metadata=each, workflow_deadline=30)) for each in metadata))
         assert len(calls(bed)) == 1
         await until_on_loop(lambda: len(bed.sink.records) == 2)
         assert {(record.workflow, record.stage) for record in bed.sink.records} == {("a", "plan"), ("b", "")}
+        tokens = next(record.output_tokens for record in bed.sink.records if record.attempts)
+        assert sorted(ended) == [(False, 0), (True, tokens)], "an engine computed one of them"
 
 
 # ---- not shared -----------------------------------------------------------------------------------------------------
