@@ -242,7 +242,8 @@ class FlowDaemon:
             left, layer = _number(said, "left"), _whole(said, "layer") if "layer" in said else None
             self._history.moved(flow_id, left)
             changed = gate.progress(flow_id, left, _flag(said, "waiting"), self._now())
-            return changed or (layer is not None and gate.needed_by(flow_id, layer))
+            needed = layer is not None and gate.needed_by(flow_id, layer)
+            return changed or needed
         if op == "urgent":
             gate.press(flow_id)
         else:

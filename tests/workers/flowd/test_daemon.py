@@ -14,6 +14,7 @@ import orjson
 import pytest
 
 from controller.core.errors import ConfigError
+from controller.flow.gate import Gate
 from tests.waiting import until_on_loop
 from tests.workers.flowd.running import MB, WAIT_S, connected, nothing, sending, serving, turns
 from workers.flowd import client as flow_client
@@ -183,6 +184,18 @@ async def test_a_wrong_layer_of_progress_is_named(path, layer):
         assert (await raw.asked(**submitted()))["event"] == "permit"
         said = await raw.asked(op="progress", id="a", left=1, layer=layer)
         assert (said["event"], said["id"], said["field"]) == ("error", "a", "layer"), said
+
+
+async def test_a_layer_counts_beside_any_other_news_of_progress(path, monkeypatch):
+    needed: list[int] = []
+    monkeypatch.setattr(Gate, "needed_by", lambda gate, flow_id, layer: needed.append(layer))
+    async with serving(path):
+        raw = await Raw.open(path)
+        assert (await raw.asked(**submitted()))["event"] == "permit"
+        for waiting, layer in ((False, 1), (True, 2), (True, 3)):
+            raw.say(op="progress", id="a", left=1, waiting=waiting, layer=layer)
+        assert (await raw.asked(op="status"))["event"] == "status"
+    assert needed == [1, 2, 3]
 
 
 async def test_no_client_computes_more_batches_than_it_may(path, monkeypatch):
