@@ -65,7 +65,8 @@ class _Answer(NamedTuple):
 @dataclass(slots=True)
 class _Copy:
     """One copy: `link` to the lender, `prompt` as it is sent. `patience_s`: how long a layer may take, and all of
-    them twice that; `limits` are both, with their seconds. `alone`: no other copy used the link meanwhile. `came`:
+    them twice that; `limits` are both, with their seconds, counted anew while its prompt waits for none of it, but not
+    beyond `ends_by`. `alone`: no other copy used the link meanwhile. `came`:
     tokens, at the end all of them or none. `step_id`: that computes the prompt, None before it has begun."""
 
     coming: ComingPrefix
@@ -73,6 +74,7 @@ class _Copy:
     prompt: bytes
     patience_s: float
     limits: tuple[tuple[asyncio.Timeout, float], ...] = ()
+    ends_by: float = math.inf  # on the event loop's clock
     begun: asyncio.Event = field(default_factory=asyncio.Event)  # the prompt need not wait any longer
     ended: bool = False
     alone: bool = True
@@ -82,7 +84,8 @@ class _Copy:
 
 class PrefixBorrower:
     """`least_tokens`: prompts with fewer uncached ones than this are computed without asking anybody; 0: all are.
-    `limit_s`: of one copy. `about`: what a source is told of a sequence (`KvConnection.pull`)."""
+    `limit_s`: of one copy, also of one that is held meanwhile. `about`: what a source is told of a sequence
+    (`KvConnection.pull`)."""
 
     def __init__(
         self,
@@ -184,7 +187,7 @@ class PrefixBorrower:
         if copy.step_id is not None:
             layer = min(self._engine.layers_done(copy.step_id), self._store.layers - 1)
         if (layer or 0) < copy.coming.layers:  # nothing waits: a copy that the daemon holds meanwhile is not late
-            _extend(copy.limits)
+            _extend(copy.limits, copy.ends_by)
         return layer
 
     def _may_have(self, start: Hashable) -> list[KvLink]:
@@ -248,6 +251,7 @@ class PrefixBorrower:
         """`name`: of the prompt; `over`: called at the end, with False if it was cancelled."""
         prefix, tried = copy.coming.seq, True
         whole_s = min(self._limit_s, 2 * copy.patience_s)
+        copy.ends_by = asyncio.get_running_loop().time() + self._limit_s
         try:
             async with asyncio.timeout(whole_s) as whole, asyncio.timeout(copy.patience_s) as of_a_layer:
                 copy.limits = ((of_a_layer, copy.patience_s), (whole, whole_s))
@@ -281,7 +285,7 @@ class PrefixBorrower:
             self._moving = [other for other in self._moving if other is not copy]
 
     def _layers_came(self, copy: _Copy, layers: int) -> None:
-        _extend(copy.limits[:1])  # while a layer comes in good time the copy goes on
+        _extend(copy.limits[:1], copy.ends_by)  # while a layer comes in good time the copy goes on
         if layers == self._store.layers:
             copy.came = copy.coming.seq.tokens
         if self._engine.scheduler.overlaps_copies:
@@ -357,9 +361,9 @@ class PrefixBorrower:
         self.traffic.seconds += seconds
 
 
-def _extend(limits: Iterable[tuple[asyncio.Timeout, float]]) -> None:
-    """They count from now on, unless they are over."""
+def _extend(limits: Iterable[tuple[asyncio.Timeout, float]], ends_by: float) -> None:
+    """They count from now on, unless they are over, and end by then at the latest."""
     now = asyncio.get_running_loop().time()
     for limit, seconds in limits:
         if not limit.expired():
-            limit.reschedule(now + seconds)
+            limit.reschedule(min(now + seconds, ends_by))

@@ -406,6 +406,31 @@ async def test_a_copy_whose_layers_come_slowly_is_late_as_a_whole(sides, monkeyp
     assert mine.stages.links.up()[0].health.wants_probe
 
 
+async def test_a_copy_that_its_prompt_does_not_wait_for_yet_ends_at_the_limit_all_the_same(sides, monkeypatch):
+    """The prompt is queued for longer than a copy may last, and each layer comes after a moment."""
+    source, mine = sides(layers=20), sides(layers=20)
+    source.computes(PROMPT)
+    await mine.link_to(source)
+    borrower = mine.stages.prefixes
+    measured(mine, 1e9, 1e-3)
+    monkeypatch.setattr(borrower, "_limit_s", 0.5)
+    layer = KvConnection._layer
+
+    async def slow(*args: Any) -> None:
+        for _ in range(20):
+            await asyncio.sleep(0.01)
+            for copy in borrower._moving:
+                copy.coming.layers = max(1, copy.coming.layers)
+                assert borrower._computes(copy) is None
+        await layer(*args)
+
+    monkeypatch.setattr(KvConnection, "_layer", slow)
+    async with asyncio.timeout(8.0):
+        await mine.fetch(PROMPT)
+    assert (mine.cached(PROMPT), mine.lost) == (0, 1)
+    assert mine.is_free()
+
+
 async def test_a_link_that_looked_too_slow_is_measured_again(sides):
     """Nothing is copied over it, so no copy would show that it is fast."""
     source, mine = sides(), sides()
