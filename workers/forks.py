@@ -43,13 +43,16 @@ def open_fork(tenant: str, fork: str, branches: int, found: KvCheckpoint, *, gon
     left = _key(tenant, "left", fork)
     yield ("SADD", left, *range(branches))
     yield ("PEXPIRE", left, ms)
-    if not gone:
-        yield ("SET", _key(tenant, "fork", fork), orjson.dumps(list(found)), "PX", ms)
+    yield ("SET", _key(tenant, "fork", fork), orjson.dumps(found.lease_s if gone else list(found)), "PX", ms)
 
 
 def lose_checkpoint(tenant: str, branch: str) -> Dialogue[None]:
-    """The checkpoint of its fork is gone: further branches are computed. They stay open."""
-    yield ("DEL", _key(tenant, "fork", branch.rpartition("-")[0]))
+    """The checkpoint of its fork is gone: further branches are computed. They stay open, as long as before: the lease
+    is kept in its place."""
+    key = _key(tenant, "fork", branch.rpartition("-")[0])
+    found = _checkpoint((yield ("GET", key)))
+    if found is not None:
+        yield ("SET", key, orjson.dumps(found.lease_s), "PX", int(found.lease_s * 1000))
 
 
 def join_branch(tenant: str, branch: str) -> Dialogue[KvCheckpoint | None]:
@@ -58,10 +61,12 @@ def join_branch(tenant: str, branch: str) -> Dialogue[KvCheckpoint | None]:
     fork, _, number = branch.rpartition("-")
     if not (yield ("SISMEMBER", _key(tenant, "left", fork), number)):
         return None
-    found = _checkpoint((yield ("GET", _key(tenant, "fork", fork))))
-    if found is not None:
+    raw = yield ("GET", _key(tenant, "fork", fork))
+    found = _checkpoint(raw)
+    lease_s = _lease_of_the_lost(raw) if found is None else found.lease_s
+    if lease_s is not None:
         for kind in ("fork", "left"):
-            yield ("PEXPIRE", _key(tenant, kind, fork), int(found.lease_s * 1000))
+            yield ("PEXPIRE", _key(tenant, kind, fork), int(lease_s * 1000))
     return found
 
 
@@ -84,3 +89,12 @@ def _checkpoint(raw: bytes | None) -> KvCheckpoint | None:
         return KvCheckpoint(*orjson.loads(raw)) if raw else None
     except (orjson.JSONDecodeError, TypeError):
         return None
+
+
+def _lease_of_the_lost(raw: bytes | None) -> float | None:
+    """Of a fork whose checkpoint is gone."""
+    try:
+        found = orjson.loads(raw) if raw else None
+    except orjson.JSONDecodeError:
+        return None
+    return float(found) if isinstance(found, float | int) and not isinstance(found, bool) else None

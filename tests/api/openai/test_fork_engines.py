@@ -91,6 +91,12 @@ def keys(*kinds: str) -> list[bytes]:
     return [key for key in found if any(b"|%s:" % kind.encode() in key for kind in kinds)]
 
 
+def told_where() -> list[bytes]:
+    """Of open forks, what Redis says of where their checkpoints are; nothing once they are lost."""
+    client = live._client(settings.REDIS_URL)
+    return [found for found in map(client.get, keys("fork")) if found.startswith(b"[")]
+
+
 def reasons(bed: TestBed) -> list[str]:
     """Of the branches that ended, in their order."""
     steps = [step for record in bed.sink.records for step in record.decisions]
@@ -146,7 +152,7 @@ async def test_an_engine_that_was_started_again_under_its_address_is_asked_once_
             with EngineProcess(*OPTIONS, "--port", first.url.rpartition(":")[2]):
                 for number, name in enumerate(told["branches"]):
                     text_of(await bed.ask(said([*PROMPT, number], max_tokens=2, branch=name)))
-                    await until_on_loop(lambda: not keys("fork"))
+                    await until_on_loop(lambda: not told_where())
             assert reasons(bed) == ["from_checkpoint", "checkpoint_lost", "checkpoint_lost"]
             await ended(bed, told["branches"])
             assert nothing_left(bed)

@@ -173,9 +173,13 @@ async def test_after_the_first_branch_no_other_is_bound_to_a_checkpoint_that_was
         names = shown(await fork(one))["branches"]
         one.backend(where).freed.append(request_id)
         assert (await one.ask(branch(names[0]))).status == 200
-        await until_on_loop(lambda: not live._client(settings.REDIS_URL).keys("answers:acme|fork:*"))
+        redis = live._client(settings.REDIS_URL)
+        (kept,) = (key.decode() for key in redis.keys("answers:acme|fork:*"))
+        await until_on_loop(lambda: not redis.get(kept).startswith(b"["))  # the lease alone is left
+        redis.pexpire(kept.replace("|fork:", "|left:"), 900)
         assert (await two.ask(branch(names[1]))).status == 200
         assert decided(two.sink.records[-1])["reason"] == "checkpoint_lost"
+        assert redis.pttl(kept.replace("|fork:", "|left:")) > 900, "a branch that is used stays open"
         assert [(await end(two, name)).status for name in names] == [200] * 3
 
 
