@@ -1,9 +1,9 @@
 """Which instances alone can keep the targets of recent requests. A fleet must not give these up while others serve.
 
 Load does not say it: where fast and slow instances serve one model, the fast one may be the idlest of all, and the
-requests that need it are late or refused once it is gone. Kept are the hardest requests of the last `window_s` to
-twice that, one for each way in which one can be hard; whether an instance keeps them alone is judged when somebody asks
-(once a second). Cost of a request: O(best instances); of a question: O(instances).
+requests that need it are late or refused once it is gone. Kept are the hardest requests of the last `window_s` to twice
+that, one for each way in which one can be hard; whether an instance keeps them alone is judged when somebody asks (once
+a second), as is which of the requests since then are hard. Cost of a question: O(requests + instances).
 """
 
 from __future__ import annotations

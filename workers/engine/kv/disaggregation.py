@@ -159,7 +159,8 @@ class Disaggregation:
 
     def _step_began(self, step: Step) -> None:
         self._endings.began(step, list(self._progress.began(step)))
-        self.prefixes.began(step)
+        if self.prefixes.moving:
+            self.prefixes.began(step)
 
     def early_offer(self, seq: Seq) -> dict[str, Any]:
         """The offer of a prompt that is still being prefilled, so without its first token."""

@@ -104,7 +104,7 @@ class PrefixBorrower:
         self._fetching: dict[Hashable, asyncio.Future[bool]] = {}
         self._digests: dict[KvLink, Digest] = {}  # of links that are up
         self._digest_comes: set[KvLink] = set()  # links on which it is on its way
-        self._moving: list[_Copy] = []
+        self.moving: list[_Copy] = []  # copies under way; without any, no step concerns this
         self._copying: dict[str, asyncio.Task[None]] = {}  # by the id of the prompt, which waits for it or overlaps it
 
     @property
@@ -177,7 +177,7 @@ class PrefixBorrower:
 
     def began(self, step: Step) -> None:
         """Call when a step begins."""
-        for copy in self._moving:
+        for copy in self.moving:
             if any(chunk.seq.coming is copy.coming for chunk in step.chunks):
                 copy.step_id = step.id
 
@@ -275,14 +275,14 @@ class PrefixBorrower:
     @contextmanager
     def _beside_others(self, copy: _Copy) -> Iterator[None]:
         """Copies that share a link meanwhile are not `alone`: none of them shows how fast it is."""
-        for other in self._moving:
+        for other in self.moving:
             if other.link is copy.link:
                 other.alone = copy.alone = False
-        self._moving.append(copy)
+        self.moving.append(copy)
         try:
             yield
         finally:
-            self._moving = [other for other in self._moving if other is not copy]
+            self.moving = [other for other in self.moving if other is not copy]
 
     def _layers_came(self, copy: _Copy, layers: int) -> None:
         _extend(copy.limits[:1], copy.ends_by)  # while a layer comes in good time the copy goes on

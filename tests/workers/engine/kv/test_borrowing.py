@@ -419,7 +419,7 @@ async def test_a_copy_that_its_prompt_does_not_wait_for_yet_ends_at_the_limit_al
     async def slow(*args: Any) -> None:
         for _ in range(20):
             await asyncio.sleep(0.01)
-            for copy in borrower._moving:
+            for copy in borrower.moving:
                 copy.coming.layers = max(1, copy.coming.layers)
                 assert borrower._computes(copy) is None
         await layer(*args)
