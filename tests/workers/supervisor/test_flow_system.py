@@ -29,6 +29,7 @@ AT_ONCE = 6
 AWAY_S = 10.0
 LINK = 0.5e9 / 8  # bytes/s that the daemon assumes
 FILLER = "filler"
+LONG_WORDS = 2_000  # the transfer of so long a prompt lasts long enough for somebody who looks to see it half-way
 MOVED = """SELECT step->'figures' FROM request_record, jsonb_array_elements(decisions) AS step
     WHERE step->>'kind' = 'transfer' AND workflow = %s"""
 
@@ -73,9 +74,9 @@ def ask(system: System, workflow: str, words: int) -> int:
     return requests.post(f"{system.gateway}/v1/completions", json=body, headers=headers, timeout=60).status_code
 
 
-def load(system: System, workflow: str) -> list[int]:
+def load(system: System, workflow: str, words: int = 300) -> list[int]:
     with ThreadPoolExecutor(AT_ONCE) as pool:
-        return list(pool.map(lambda number: ask(system, workflow, 300 + number), range(AT_ONCE)))
+        return list(pool.map(lambda number: ask(system, workflow, words + number), range(AT_ONCE)))
 
 
 def moved(system: System, workflow: str) -> list[dict[str, Any]]:
@@ -159,7 +160,7 @@ def loading(system: System, workflow: str) -> Iterator[tuple[Future[list[int]], 
         return any(not each["go"] and each["id"] != FILLER for each in status(system)["flows"])
 
     with ThreadPoolExecutor(2) as pool:
-        statuses = pool.submit(load, system, workflow)
+        statuses = pool.submit(load, system, workflow, LONG_WORDS)
         try:
             until(half_way, 30.0, every_s=0.01)
             pool.submit(fill, system, over)
