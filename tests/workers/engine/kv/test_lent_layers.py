@@ -12,7 +12,7 @@ import pytest
 
 from controller.core.steps import PrefixEnded
 from tests.waiting import until_on_loop
-from tests.workers.engine.kv.test_borrowing import LAYERS, PROMPT, Side
+from tests.workers.engine.kv.sides import LAYERS, PROMPT, Side
 from tests.workers.flowd.running import connected, serving
 from workers.engine.kv.lender import tokens_as_bytes
 from workers.engine.kv.transfer import KvConnection, KvTraffic
