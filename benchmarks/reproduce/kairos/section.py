@@ -187,7 +187,7 @@ TPOTs at every load. Each policy runs with the best prefill batch and decode slo
 
 *As read* is `kairos_urgency` for prefill and, for decode, `kairos_decode` with `reserve` "longest": it reserves
 the time of a step with all sequences at the pace of the longest one. As a change of ours, sequences that can
-no longer meet their target do not hold back the others (decision 288). *As printed* is
+no longer meet their target do not delay the others (decision 288). *As printed* is
 `kairos_urgency_printed`, with a solo step reserved. All requests are of one class, so an engine's
 own priority by class, or by deadline, is first come, first served, which is DistServe's order. S-EDF is
 shown as the strongest other order.
