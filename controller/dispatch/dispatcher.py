@@ -312,7 +312,7 @@ class StageDispatcher:
                 actions.append(refuse(request, "slo_infeasible", "infeasible_alone", 60.0, now, infeasible))
                 return
         cost = lane.cost(request)
-        lane.arrived.append((now, request))
+        lane.hard.note(request, now)
         lane.traffic.add(request.targets.ttft_s, now)
         if request.output_tokens > 1:  # one token has no pace
             lane.paces.add(request.targets.tpot_s, now)

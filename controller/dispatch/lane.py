@@ -28,7 +28,6 @@ TPOT_MARGIN = 1.5  # a single decode step this much slower than the target canno
 REFERENCE_TOKENS = 1_000  # prompt and context by which costs are compared over time
 SAME_COST = 1.05  # instances of one kind differ by this much once each has learned from its own traffic
 SAME_SHARE = 0.1  # cached parts of prompts that differ by less say nothing: they are learned by kind of request
-MOST_ARRIVED = 4096  # requests that are kept until somebody asks who is needed, once a second
 JUDGE_AGAIN = 0.1  # a change of the reference costs by this part changes what is hopeless
 RECOSTED_EACH_PASS = 100  # waiting requests whose costs are predicted again in one pass: about a millisecond
 TOLD_EACH_PASS = 100  # waiting requests that frames are told of in one pass: one or two milliseconds
@@ -110,8 +109,7 @@ class DecodeStep(NamedTuple):
 
 class Lane:
     """One model's part of the dispatcher's state. `traffic`, `paces`: recent TTFT and TPOT targets; `hard`: the hardest
-    of recent requests, without those that `arrived` (when, and which) since somebody asked. `screening`: the admission,
-    if it looks at the whole queue."""
+    of recent requests. `screening`: the admission, if it looks at the whole queue."""
 
     def __init__(
         self,
@@ -126,7 +124,6 @@ class Lane:
         self.traffic = traffic
         self.paces = paces
         self.hard = hard
-        self.arrived: deque[tuple[float, Request]] = deque(maxlen=MOST_ARRIVED)
         self._steps: list[DecodeStep] | None = None  # see `steps`
         self.instances: dict[str, ShadowInstance] = {}
         self._longest: int | None = None  # longest context, once a pass needed it
@@ -347,7 +344,7 @@ class Lane:
         version = sum(instance.changes for instance in self.instances.values())
         if version != self._best_at:
             self._best_at, self._next = version, _serving_next(self.instances.values())
-            self._best = _undominated(self._next)
+            self._best = undominated(self._next)
         return self._best
 
     def best_for(self, request: Request) -> list[ShadowInstance]:
@@ -387,11 +384,8 @@ class Lane:
 
     def needed(self, now: float) -> set[str]:
         """Ids of instances that alone can keep the targets of some recent request."""
-        best = self.best()
-        while self.arrived:
-            at, request = self.arrived.popleft()
-            self.hard.add(request, best, at)
-        return sole_keepers(self.hard.recent(now), self.instances.values(), guessed)
+        serving = [instance for instance in self.instances.values() if instance.takes]
+        return sole_keepers(self.hard.recent(self.best(), now), serving)
 
     def _reference_cost(self) -> tuple[float, float] | None:
         """Seconds to a first byte and of a decode step on the best instances; None where there are none."""
@@ -473,7 +467,8 @@ def _serving_next(instances: Iterable[ShadowInstance]) -> list[ShadowInstance]:
     return [instance for instance in staying if instance.takes] or staying
 
 
-def _undominated(able: Iterable[ShadowInstance]) -> list[ShadowInstance]:
+def undominated(able: Iterable[ShadowInstance]) -> list[ShadowInstance]:
+    """Those of which none is slower in everything than another."""
     best: list[ShadowInstance] = []
     for instance in sorted(
         able, key=lambda each: (each.latency.coefficients, -each.spec.max_model_len, _delay(each), each.id)

@@ -4,40 +4,57 @@ Load does not say it: where fast and slow instances serve one model, the fast on
 requests that need it are late or refused once it is gone. Kept are the hardest requests of the last `window_s` to twice
 that, one for each way in which one can be hard; whether an instance keeps them alone is judged when somebody asks (once
 a second), as is which of the requests since then are hard. Cost of a question: O(requests + instances).
+
+Where prefill and decode are disaggregated each stage has its own keepers: those that prefill are judged by the first
+token, those that decode by the pace, and either by the part of the deadline that it takes.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable
+from collections import deque
+from collections.abc import Iterable, Sequence
 
-from controller.core.types import Request
+from controller.core.types import Request, Role
 from controller.dispatch.shadow_state import ShadowInstance
 
+WINDOW_S = 30.0  # for which a hard request is remembered at least
 CLEARLY = 1.25  # another that takes less than this times what is allowed may keep it too, as far as predictions go
+MOST_NOTED = 4096  # requests that are kept until somebody asks, once a second
 
 
 class HardRequests:
     """The hardest of recent requests that somebody can keep: by first token, pace, deadline and context."""
 
-    def __init__(self, window_s: float) -> None:
+    def __init__(self, window_s: float = WINDOW_S) -> None:
         self._window_s = window_s
         self._since = -math.inf
+        self._noted: deque[tuple[float, Request]] = deque(maxlen=MOST_NOTED)
         self._now: dict[str, tuple[float, Request]] = {}
         self._before: dict[str, tuple[float, Request]] = {}
 
-    def add(self, request: Request, best: Iterable[ShadowInstance], now: float) -> None:
+    def note(self, request: Request, now: float) -> None:
+        """O(1), since it is called for each request."""
+        self._noted.append((now, request))
+
+    def recent(self, best: Sequence[ShadowInstance], now: float) -> list[Request]:
         """`best`: of which none is slower in everything than another."""
+        while self._noted:
+            at, request = self._noted.popleft()
+            self._add(request, best, at)
+        return self._hardest(now)
+
+    def _add(self, request: Request, best: Iterable[ShadowInstance], now: float) -> None:
         able = [_shares(request, instance) for instance in best if instance.holds(request)]
-        shares = min(able, key=lambda each: max(each.values()), default=None)
-        if shares is None or max(shares.values()) > 1.0:
+        shares = min(able, key=_largest, default=None)
+        if shares is None or _largest(shares) > 1.0:
             return  # no instance can keep it
         self._turn(now)
         for kind, share in {**shares, "context": float(request.prompt_tokens + (request.max_tokens or 1))}.items():
             if kind not in self._now or share > self._now[kind][0]:
                 self._now[kind] = share, request
 
-    def recent(self, now: float) -> list[Request]:
+    def _hardest(self, now: float) -> list[Request]:
         self._turn(now)
         found = {request.id: request for part in (self._before, self._now) for _, request in part.values()}
         return list(found.values())
@@ -49,19 +66,16 @@ class HardRequests:
         self._now, self._since = {}, now
 
 
-def sole_keepers(
-    requests: Iterable[Request], instances: Iterable[ShadowInstance], guessed: Callable[[ShadowInstance], bool]
-) -> set[str]:
-    """Ids of those of `instances` that keep one of the requests, idle and with an empty prefix cache, where all others
-    clearly do not. One that is left alone is none: there is nobody to take its place. One that is `guessed` may keep
-    anything, so while one serves, no other is the only one, and neither is it."""
-    serving = [instance for instance in instances if instance.takes]
+def sole_keepers(requests: Iterable[Request], serving: Sequence[ShadowInstance]) -> set[str]:
+    """Ids of those of the instances that serve a stage that keep one of the requests, idle and with an empty prefix
+    cache, where all others clearly do not. One that is left alone is none: there is nobody to take its place. One whose
+    speed is only guessed may keep anything, so while one serves, no other is the only one, and neither is it."""
     found: set[str] = set()
     for request in requests if len(serving) > 1 else ():
         able: list[tuple[float, str]] = []
         for instance in serving:
-            share = max(_shares(request, instance).values()) if instance.holds(request) else math.inf
-            if guessed(instance):
+            share = _largest(_shares(request, instance)) if instance.holds(request) else math.inf
+            if _guessed(instance):
                 able.append((math.inf, instance.id))
             elif share < CLEARLY:
                 able.append((share, instance.id))
@@ -71,13 +85,24 @@ def sole_keepers(
     return found
 
 
+def _guessed(instance: ShadowInstance) -> bool:
+    """Whether nobody profiled it, and too little was measured yet of the stage that it serves."""
+    prefills, steps = instance.doubt()
+    prefills = 1.0 if instance.spec.role is Role.DECODE else prefills
+    steps = steps if instance.decodes else 1.0
+    return instance.spec.latency is None and (prefills, steps) != (1.0, 1.0)
+
+
 def _shares(request: Request, instance: ShadowInstance) -> dict[str, float]:
     """What it takes there alone over what its targets allow, by target. What is cached there does not count: another
-    instance would have it after the first such request. An instance that only prefills makes no pace."""
+    instance would have it after the first such request. An instance that only prefills makes no pace, and one that only
+    decodes no first token. That the KV has to get there is left out."""
     targets, prompt = request.targets, request.prompt_tokens
-    first_s = instance.latency.prefill_sums(prompt, prompt * prompt) + instance.first_byte_s(prompt)
-    allowed_s = targets.ttft_s if targets.thinking_s is None else targets.thinking_s  # the first is a guess then
-    shares = {"first token": _share(first_s, allowed_s)}
+    shares, first_s = {}, 0.0
+    if instance.spec.role is not Role.DECODE:
+        first_s = instance.latency.prefill_sums(prompt, prompt * prompt) + instance.first_byte_s(prompt)
+        allowed_s = targets.ttft_s if targets.thinking_s is None else targets.thinking_s  # the first is a guess then
+        shares["first token"] = _share(first_s, allowed_s)
     steps = max(0, request.surest_tokens - 1) if instance.decodes else 0
     step_s = instance.latency.decode(1, prompt + request.output_tokens // 2)
     if steps:
@@ -89,3 +114,7 @@ def _shares(request: Request, instance: ShadowInstance) -> dict[str, float]:
 
 def _share(seconds: float, allowed_s: float) -> float:
     return seconds / allowed_s if allowed_s > 0 else math.inf
+
+
+def _largest(shares: dict[str, float]) -> float:
+    return max(shares.values(), default=0.0)

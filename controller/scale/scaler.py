@@ -12,7 +12,7 @@ Ours, where the paper says nothing:
   anything is started.
 - An instance is removed only after load was low for as long as another one takes to start, where that is longer than
   `sustain_s` (decision 208): a lull that ends before pays for a start that it did not need.
-- An instance that alone can keep the targets of recent requests is not removed for low load (decision 292).
+- An instance that alone can keep the targets of recent requests is not removed for low load (decisions 292, 296).
 - An instance is removed only if the rest would stay below `upper` with its load. The last one (`min_instances` 0) is
   removed if no requests arrive: with none left the same arrivals would be overload, and the first of them would start
   an instance again.

@@ -23,7 +23,7 @@ from typing import Any
 from controller.core import events as ev
 from controller.core.kv_links import OTHER_MODEL, KvMoved
 from controller.core.snapshot import FleetState
-from controller.core.types import Role
+from controller.core.types import Request, Role
 from controller.dispatch.disaggregation.first_byte import FirstBytes
 from controller.dispatch.disaggregation.link_book import LinkBook
 from controller.dispatch.disaggregation.migrator_config import MigratorConfig
@@ -32,9 +32,11 @@ from controller.dispatch.disaggregation.placing import Placing
 from controller.dispatch.disaggregation.reach import IncompatiblePeers, Reach, begins_new_run
 from controller.dispatch.disaggregation.rollback import Rollback
 from controller.dispatch.disaggregation.transfers import DecodeTransfer, TransferQueue
+from controller.dispatch.lane import undominated
 from controller.dispatch.learned import learned_states
 from controller.dispatch.lifecycle import On, State
 from controller.dispatch.shadow_state import Roster
+from controller.dispatch.sole_keepers import HardRequests, sole_keepers
 
 
 class Migrator:
@@ -64,6 +66,7 @@ class Migrator:
             self._incompatible,
             self.rollback,
         )
+        self._hard: dict[str, HardRequests] = {}  # by model, the hardest of recent requests
         self._now = 0.0
         self._handlers: dict[type, Callable[[Any, float, list[ev.Action]], None]] = {
             ev.PrefillSent: self._prefill_sent,
@@ -105,7 +108,23 @@ class Migrator:
 
     def fleet(self, now: float) -> list[FleetState]:
         """The decode instances as they are believed to be."""
-        return [instance.view(now) for instance in self._roster.instances.values() if instance.spec.role is Role.DECODE]
+        decoders = [each for each in self._roster.instances.values() if each.spec.role is Role.DECODE]
+        states = [instance.view(now) for instance in decoders]
+        needed = {name for model in self._hard for name in self._needed(model, now)}
+        for state in states:
+            state.needed = state.id in needed
+        return states
+
+    def _needed(self, model: str, now: float) -> set[str]:
+        """Ids of decode instances that alone can keep the pace or the deadline of some recent request."""
+        able = [each for each in self._roster.of_model(model) if each.takes_decodes]
+        return sole_keepers(self._hard[model].recent(undominated(able), now), able)
+
+    def _note(self, request: Request, now: float) -> None:
+        known = self._hard.get(request.model)
+        if known is None:
+            known = self._hard[request.model] = HardRequests()
+        known.note(request, now)
 
     def learned_state(self) -> dict[str, dict[str, Any]]:
         """All that was learned of decode instances, for another process (`controller.dispatch.learned`)."""
@@ -138,6 +157,7 @@ class Migrator:
     # ---- what happens ----------------------------------------------------------------------------------------------
 
     def _prefill_sent(self, event: ev.PrefillSent, now: float, actions: list[ev.Action]) -> None:
+        self._note(event.request, now)
         # Nothing is left of an earlier attempt, and what was decided for it in this pass no longer applies.
         self.rollback.forget(event.request.id)
         actions[:] = [each for each in actions if not _is_of_earlier(each, event)]

@@ -6,7 +6,7 @@ import pytest
 
 from controller.core import events as ev
 from controller.core.types import InstanceSpec, Role
-from controller.dispatch import build_dispatcher
+from controller.dispatch import build_dispatcher, build_scheduler
 from controller.dispatch.shadow_state import ShadowInstance
 from controller.dispatch.sole_keepers import CLEARLY, sole_keepers
 from controller.predict.lengths import CachedShares
@@ -110,7 +110,7 @@ def test_what_is_cached_makes_none_of_two_alike_the_only_one():
     asked = request("r", ttft=0.08, prompt=1000)
     warm.cached = CachedShares.of([[asked.tenant, asked.slo_class, 0.8]])
     assert warm.prefill_s(asked) < 0.08 < cold.prefill_s(asked) / CLEARLY
-    assert sole_keepers([asked], [warm, cold], lambda instance: False) == set()
+    assert sole_keepers([asked], [warm, cold]) == set()
 
 
 def test_while_one_is_guessed_nobody_is_the_only_one():
@@ -134,3 +134,41 @@ def test_an_instance_that_only_prefills_makes_no_pace(ttft, who):
     dispatcher.handle([*roles, up("decodes", SPEED, role=Role.DECODE)], 0.0)
     dispatcher.handle([ev.Arrived(request("r", ttft=ttft, tpot=0.04, prompt=1000))], 0.0)
     assert needed(dispatcher) == who
+
+
+def disaggregated(*prefills, decoders):
+    """A scheduler with instances of these latencies."""
+    scheduler = build_scheduler("slackline")
+    for role, latencies in ((Role.PREFILL, prefills), (Role.DECODE, decoders)):
+        scheduler.handle([up(f"{role}{i}", each, role=role) for i, each in enumerate(latencies)], 0.0)
+    return scheduler
+
+
+@pytest.mark.parametrize(
+    ("asked", "who"),
+    [
+        ({"tpot": 0.04}, {"decode0"}),  # steps of 21 and 63 ms
+        ({"tpot": 0.04, "output": 1}, set()),
+        ({"tpot": 0.06}, set()),
+        ({"deadline": 0.3}, {"decode0"}),  # 9 steps: 0.19 and 0.57 s
+        ({"ttft": 0.15, "prompt": 1000}, {"prefill0"}),  # 0.11 and 0.33 s
+        ({"ttft": 0.15, "prompt": 1000, "tpot": 0.04}, {"prefill0", "decode0"}),
+    ],
+)
+def test_each_stage_has_keepers_of_its_own(asked, who):
+    scheduler = disaggregated(SPEED, SLOW, decoders=(SPEED, SLOW))
+    scheduler.handle([ev.Arrived(request("r", **({"ttft": 5.0, "tpot": 1.0} | asked)))], 0.0)
+    assert {state.id for state in scheduler.fleet(0.0) if state.needed} == who
+    assert not {state.id for state in scheduler.fleet(70.0) if state.needed}, "it was the only such request"
+
+
+def test_a_decoder_whose_steps_were_measured_is_not_guessed_for_the_prefills_it_never_computes():
+    slow, fast = (ShadowInstance(InstanceSpec(name, "m", max_num_seqs=32, role=Role.DECODE)) for name in ("a", "b"))
+    asked = request("r", tpot=0.04)
+    assert sole_keepers([asked], [slow, fast]) == set(), "nothing is known of them"
+    for instance, step_s in ((slow, 0.063), (fast, 0.021)):
+        instance.send(asked, 0.0, 0, 1)
+        instance.first_token("r", 0.0, elsewhere=True)
+        for at in range(1, 40):
+            instance.progress("r", 1 + 10 * at, at * 10 * step_s)
+    assert sole_keepers([asked], [slow, fast]) == {"b"}

@@ -99,3 +99,26 @@ def test_what_only_it_can_keep_is_refused_while_it_is_away_and_at_no_other_time(
     cost = {use.id: use.provisioned_s for use in result.instances}
     assert cost["engine-1"] == pytest.approx(30.4, abs=1.2)
     assert cost["engine-2"] == pytest.approx(result.ended_at - 60.0, abs=0.1)
+
+
+@pytest.mark.parametrize("sleep_level", [0, 1], ids=["stopped", "asleep"])
+@pytest.mark.parametrize("fast", [1, 2], ids=["first", "second"])
+def test_one_that_decodes_is_not_scaled_in_while_requests_need_its_pace(fast, sleep_level):
+    """A step takes 12 ms there and 48 at the other, and half the answers are allowed 25."""
+    decoders = [replace(each, role="decode") for each in ((FAST, SLOW) if fast == 1 else (SLOW, FAST))]
+    paced = [
+        replace(each, id=f"paced{each.at}", output_tokens=60, max_tokens=60, targets=Targets(5.0, 0.025, None, 20.0))
+        for each in tight(0, 60)
+    ]
+    demands = sorted([*paced, *loose(0, 60)], key=lambda demand: demand.at)
+    scaling = ElasticSettings(
+        replace(ONE_OR_TWO, role="prefill", max_instances=1),
+        decode=replace(ONE_OR_TWO, role="decode"),
+        sleep_level=sleep_level,
+    )
+    result = simulate(demands, instances=(replace(FAST, role="prefill"), *decoders), elastic=scaling)
+    gone = [d.figures["instance"] for d in result.decisions if d.kind == "scale_in" and d.at < 60]
+    assert gone == [f"engine-{3 - fast}"]
+    assert all(each.attained for each in of(result, "loose"))
+    assert {each.instance for each in of(result, "paced", start_s=20)} == {f"engine-{fast}"}
+    assert all(each.attained for each in of(result, "paced", start_s=20))
