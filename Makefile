@@ -33,7 +33,7 @@ PYTEST_ARGS ?=
 # One more than there are cores, eight at most: a test that waits for an engine leaves its core to another test.
 WORKERS ?= $(shell cores=$$(getconf _NPROCESSORS_ONLN); echo $$((cores < 7 ? cores + 1 : 8)))
 IN_PARALLEL := -n $(WORKERS) --dist worksteal
-# Named at the end: a test that needs seconds has to earn them, or is marked `slow`.
+# Named at the end: a test that needs seconds has to earn them, or is marked `slow` or `simulated`.
 SLOWEST := --durations=25 --durations-min=2
 # Tests that start engines or whole systems wait much: two processes of them, each with systems of its own, keep both
 # cores of a small machine busy. A module's tests share what it started, so they stay together. WORKERS=0: all in one.
@@ -48,7 +48,7 @@ TESTBED_ARGS ?=
 STORY_ARGS ?=
 
 .DEFAULT_GOAL := help
-.PHONY: help up down test test-slow fuzz test-faults test-browser test-vllm test-ray test-torch test-attacks test-gpu lint lock audit vllm-cpu torch tokenizers fidelity screenshots openapi reproduce testbed workflow-story
+.PHONY: help up down test test-slow test-simulated fuzz test-faults test-browser test-vllm test-ray test-torch test-attacks test-gpu lint lock audit vllm-cpu torch tokenizers fidelity screenshots openapi reproduce testbed workflow-story
 
 help: ## this list
 	@awk -F ':.*## ' '/^[a-z%-]+:.*## / {printf "  make %-14s %s\n", $$1, $$2}' Makefile
@@ -64,6 +64,9 @@ test: $(DEV) ## unit, database and service tests (starts its own PostgreSQL and 
 
 test-slow: $(DEV) ## the whole system started, killed in parts and stopped
 	$(VENV)/bin/pytest -m "slow and not gpu and not vllm and not browser and not torch" --ignore=tests/faults $(IN_TWO) $(PYTEST_ARGS)
+
+test-simulated: $(DEV) ## the papers' figures in small forms and other long simulations: one process that computes, five minutes
+	$(VENV)/bin/pytest -m simulated $(SLOWEST) $(PYTEST_ARGS)
 
 fuzz: $(FUZZ) ## control API, data path and parsers, by role: QUICK=1 two minutes, else 20; last line JSON
 	@$(PY) -m pytest -m fuzz tests/fuzz -q -p no:randomly $(PYTEST_ARGS)

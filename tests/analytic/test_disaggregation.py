@@ -25,6 +25,7 @@ def warm(records):
     return sorted(records, key=lambda record: record.at)[REQUESTS // 10 :]
 
 
+@pytest.mark.simulated
 @pytest.mark.parametrize("slots", [1, 3])
 def test_a_decode_instance_of_c_slots_is_m_m_c(slots):
     """From the first token to the last; n tokens after the first take n steps."""

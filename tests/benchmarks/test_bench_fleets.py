@@ -44,6 +44,7 @@ def test_in_every_fleet_all_requests_end_once_and_none_is_refused_wrongly(name):
     assert not any(bench_fleets.wrongly_refused(record, latencies) for record in result.records)
 
 
+@pytest.mark.simulated
 @pytest.mark.parametrize(("cell", "busy", "quiet"), WAVES)
 def test_a_scaler_follows_a_wave_once_and_takes_no_instance_that_work_needs(cell, busy, quiet):
     """Traffic for three or four instances (of the stage that needs them), for one, and for as many again."""

@@ -126,7 +126,7 @@ def test_several_simulated_runs_count_by_their_median():
     assert found["by_class"] == {"a": [0.8, 0.81]}
 
 
-@pytest.mark.slow
+@pytest.mark.simulated
 def test_calibration_runs_give_the_step_times_back_and_an_even_speed():
     plans = [sustained(MIXES["4-task"], 20.0, seed, 40.0) for seed in (3, 4)]
     runs = [KnownMachine(simulated(plan, "round_robin", TRUTH, PROFILE, 0.002), plan, "round_robin") for plan in plans]
@@ -144,6 +144,7 @@ def test_calibration_runs_give_the_step_times_back_and_an_even_speed():
     assert [len(series) for series in joined.series] == [sum(len(speed.series[0]) for speed in speeds)] * 2
 
 
+@pytest.mark.simulated
 @pytest.mark.parametrize("policy", ["round_robin", "slackline"])
 def test_prompts_that_cost_more_than_the_profile_says_are_told_by_first_tokens(policy):
     """Pauses hide in the decode intervals what prompts and steps take of the time; TTFTs say it."""
@@ -156,7 +157,7 @@ def test_prompts_that_cost_more_than_the_profile_says_are_told_by_first_tokens(p
     assert share / (TRUTH.prefill_b / TRUTH.decode_a) in (pytest.approx(1.4), pytest.approx(1.6), pytest.approx(2.0))
 
 
-@pytest.mark.slow
+@pytest.mark.simulated
 def test_scatter_counts_as_far_as_it_tells_other_runs():
     """Of a machine that pauses all of it, of runs whose apparent scatter is not the machine's little."""
     pauses = MachineSpeed(((1.2,) * 10 + (0.05,) * 2, (1.2,) * 9 + (0.05,) * 3), 0.5)
@@ -189,6 +190,7 @@ def test_the_way_to_busy_engines_is_what_first_tokens_take_longer():
     assert busy_way_s(few, [RealRun(near.requests[:20], near.ended)], 0.002) == 0.002
 
 
+@pytest.mark.simulated
 def test_a_machine_that_paused_is_simulated_as_one_that_pauses():
     """The noise is measured in one run and told for another, of other arrivals."""
     tasks = MIXES["4-task"]
@@ -233,7 +235,7 @@ def test_records_of_a_noisy_machine_leave_every_step_its_time():
     assert max(map(max, speed.series)) > 1.0
 
 
-@pytest.mark.slow
+@pytest.mark.simulated
 def test_the_whole_measurement_goes_on_where_it_stopped(monkeypatch, tmp_path):
     """With a simulated pair in place of the real one the figures are the simulator against itself."""
     ran = []

@@ -186,7 +186,7 @@ def test_calm_stands_at_the_best_of_its_sweep(tmp_path):
     assert combined_stored.calm_at_its_best(tmp_path) == [packed[2], whole[-1]]
 
 
-@pytest.mark.slow
+@pytest.mark.simulated
 def test_the_section_is_made():
     section = combined.reproduce(lambda line: None, True)
     assert {claim.figure for claim in section.claims} == {"HyperFlexis", "FlowPrefill", "Kairos", "Concord"}
@@ -194,7 +194,7 @@ def test_the_section_is_made():
     assert len(section.tables) == 3
 
 
-@pytest.mark.slow
+@pytest.mark.simulated
 def test_one_home_workload_can_be_run_alone():
     section = combined.reproduce(lambda line: None, True, ("kairos",))
     assert {claim.figure for claim in section.claims} == {"Kairos"}

@@ -176,7 +176,7 @@ def test_calms_settings_are_those_of_the_stored_sweep(tmp_path):
     assert stored_best(file=tmp_path / "concord.json") == packed[2]
 
 
-@pytest.mark.slow
+@pytest.mark.simulated
 def test_the_oracle_can_be_run_alone():
     section = concord.reproduce(lambda line: None, True, ("oracle",))
     assert {claim.part for claim in section.claims} == {"oracle"}

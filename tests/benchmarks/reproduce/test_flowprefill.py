@@ -96,7 +96,7 @@ def test_what_chunks_save_is_measured():
     assert "save 4.0 % of it" in reason
 
 
-@pytest.mark.slow
+@pytest.mark.simulated
 def test_the_quick_reproduction_runs():
     lines = []
     section = reproduce(lines.append, quick=True)

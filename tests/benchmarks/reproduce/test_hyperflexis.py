@@ -136,7 +136,7 @@ def test_what_the_text_says_of_one_model_or_of_cost_is_judged_by_that_alone():
     assert made["slackline, 2-task: cost below round robin (%)"].reached is False
 
 
-@pytest.mark.slow
+@pytest.mark.simulated
 def test_scorpio_at_its_best_is_the_best_row_of_its_sweep():
     best, table = best_scorpio(MODELS["Qwen7B"], "2-task", 80.0, 80, (1, 2))
     own = measure(fleet(MODELS["Qwen7B"]), best, of_mix(MIXES["2-task"], 80.0, 80), (1, 2))
@@ -151,7 +151,7 @@ def test_scorpio_at_its_best_is_the_best_row_of_its_sweep():
     )
 
 
-@pytest.mark.slow
+@pytest.mark.simulated
 def test_single_task_schedulers_run_at_the_best_of_their_sweep():
     best, table = best_single(MODELS["Qwen7B"], 120, (1,))
     for system in (ALADDIN, ANNEALING):
@@ -315,7 +315,7 @@ def test_stages_begin_as_two_and_two():
     assert settings.elastic.most == 8
 
 
-@pytest.mark.slow
+@pytest.mark.simulated
 def test_the_whole_paper_quickly():
     lines = []
     section = hyperflexis.reproduce(lines.append, quick=True)

@@ -202,7 +202,7 @@ def test_a_gain_is_judged_at_the_normalised_load_and_not_where_it_is_largest():
     assert all(claim.reached is None for claim in claims(curves, {}, (1,)))
 
 
-@pytest.mark.slow
+@pytest.mark.simulated
 def test_a_quick_reproduction_has_every_claim():
     section = reproduce(lambda line: None, True)
     figures = ["Fig. 4", "Fig. 5", "Fig. 3", "Fig. 6"]

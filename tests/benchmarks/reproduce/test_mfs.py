@@ -140,6 +140,7 @@ def test_changes_are_given_from_the_best_baseline_too():
     assert best_change(of, 0.4, "cct_s") == pytest.approx(-20.0)
 
 
+@pytest.mark.simulated
 def test_the_reproduction_runs_in_a_small_form():
     section = reproduce(lambda _: None, True, ("fig11", "fig13"))
     assert [claim.figure for claim in section.claims] == ["Fig. 11", "Fig. 11", "Fig. 13", "Fig. 13"]

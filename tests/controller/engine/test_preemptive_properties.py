@@ -58,7 +58,7 @@ def device_of(seed, engine):
     return Device(engine, lambda step, seconds, used: used + rng.random() * SLOWEST)
 
 
-@pytest.mark.slow
+@pytest.mark.simulated
 @settings(deadline=None, max_examples=150)
 @given(
     rows=requests,

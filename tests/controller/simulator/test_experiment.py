@@ -283,7 +283,7 @@ def test_the_warm_up_counts_for_no_knee():
     assert knees[0] < 0.7 * knees[1]
 
 
-@pytest.mark.slow
+@pytest.mark.simulated
 def test_kairos_long_tail_is_as_the_worked_examples_say():
     """Near saturation a seed decides much; the order of the policies does not change with it."""
     path = next(path for path in EXPERIMENTS if path.stem == "kairos_prefill")

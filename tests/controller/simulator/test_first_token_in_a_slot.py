@@ -102,7 +102,7 @@ def test_a_setting_that_is_no_flag_is_refused():
     assert error.value.field == "first_token_with_kv"
 
 
-@pytest.mark.slow
+@pytest.mark.simulated
 def test_the_default_is_at_least_as_good_as_the_baselines_there():
     config = cells()["disaggregated_in_a_slot"]
     config["workload"]["duration_s"] = 10.0

@@ -102,7 +102,7 @@ def on_time(eager_per_s, eager, weight, per_s=6.5, others=OTHERS, **options):
 
 
 @pytest.mark.parametrize(
-    "options", [{}, pytest.param({"rectangles": True}, marks=pytest.mark.slow)], ids=["window", "rectangles"]
+    "options", [{}, pytest.param({"rectangles": True}, marks=pytest.mark.simulated)], ids=["window", "rectangles"]
 )
 def test_others_keep_their_goodput_beside_a_tenant_at_four_times_its_share(options):
     before, _ = on_time(6.5, OTHERS, 0.0, **options)

@@ -95,6 +95,7 @@ def test_more_instances_than_allowed_are_refused():
         SimulationSettings((SMALL,) * 4, elastic=ElasticSettings(QUICK))
 
 
+@pytest.mark.simulated
 def test_lulls_shorter_than_a_start_do_not_stop_an_instance(monkeypatch):
     """A rush every 30 s, and starts of 20 s: an instance stopped in a lull is back when the rush is over."""
     rushes = [

@@ -273,6 +273,7 @@ def test_an_error_of_the_loads_changes_what_the_order_sees_and_not_what_is_sent(
     assert all(sent_too.get(name, size) == size for name, size in kv.items())
 
 
+@pytest.mark.simulated
 def test_a_load_is_guessed_with_the_error_that_is_set_and_stays_so(monkeypatch):
     """The factors of ports and requests have the mean 1 and the set deviation, for each order the same."""
     load = [each._replace(at=0.0) for each in requests(400, rate=20.0)]
@@ -297,6 +298,7 @@ def test_errors_come_from_the_runs_own_seed(monkeypatch):
     assert with_error(monkeypatch, 0.2, load, seed=8)[0][0] != first[0][0]
 
 
+@pytest.mark.simulated
 def test_with_an_error_of_a_fifth_nearly_as_many_are_in_time(monkeypatch):
     """At most 5 points fewer over three loads (decision 283: draws of 20 % moved the mean by up to 3)."""
     shares: dict[float, list[float]] = {0.0: [], 0.2: []}
