@@ -211,7 +211,10 @@ class InstanceSettings:
 
 @dataclass(frozen=True, slots=True)
 class Failure:
-    """An instance fails at `at`; a replacement is up `for_s` later (None: never)."""
+    """An instance fails at `at`; a replacement is up `for_s` later (None: never).
+
+    With `weights_gb` of ElasticSettings the end of that time is its weight load, which may take longer.
+    """
 
     instance: int
     at: float
@@ -232,9 +235,9 @@ class ElasticSettings:
       `most`: limit on instances of all roles together; None: the sum of both limits.
     - `source`: where weights are loaded from; "device" needs an instance that is up, otherwise "disk" is used.
       `load_s`: seconds from the decision to serving, by source (defaults by model: load_times.py).
-    - `weights_gb`: 1e9 bytes of weights. A load from a device is a transfer of that size between the ports of two
-      instances: it takes its `load_s` on links that are idle and wide enough, and longer on others. None: it takes
-      that time whatever the links do.
+    - `weights_gb`: 1e9 bytes of weights. A load from a device, by a new instance or a replacement, is a transfer of
+      that size between the ports of two instances: it takes its `load_s` on links that are idle and wide enough, and
+      longer on others. None: it takes that time whatever the links do.
     - `start_s`: from nothing to a process that can load weights, before the load time. `warm`: number of warm spares,
       which are in that state (Fast Scaling).
     - `switch_s`: from empty in one role to serving in the other (weights stay; engines serve any role, sec. 6).

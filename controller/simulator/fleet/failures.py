@@ -7,6 +7,7 @@ from functools import partial
 from controller.core import events as ev
 from controller.core.types import Role
 from controller.simulator.fleet.run import FleetRun
+from controller.simulator.fleet.weight_loads import WeightLoads
 from controller.simulator.heap import EventKind
 from controller.simulator.settings import Failure
 
@@ -14,6 +15,8 @@ from controller.simulator.settings import Failure
 class Failures:
     def __init__(self, run: FleetRun) -> None:
         self._run = run
+        elastic = run.settings.elastic
+        self._loads = WeightLoads(elastic, run, run.bring_up) if elastic is not None else None
 
     def start(self) -> None:
         for failure in self._run.settings.failures:
@@ -35,4 +38,11 @@ class Failures:
             replacement = run.cluster.ask(failure.instance, now + failure.for_s)
             if instance.spec.role is not Role.DECODE:
                 run.joins.awaited(replacement, instance.spec.model, now)  # no gateway knows how long it will take
-            run.bring_up_later(replacement, now + failure.for_s)
+            self._come(replacement, now + failure.for_s)
+
+    def _come(self, replacement: str, at: float) -> None:
+        """Its process is there in time; if weights take the links, what it waits for last are those."""
+        if self._loads is not None and self._loads.moves:
+            self._loads.begin_in_time(replacement, at)
+        else:
+            self._run.bring_up_later(replacement, at)

@@ -27,6 +27,11 @@ class WeightLoads:
         """Whether loads are transfers, rather than a time."""
         return self._gb is not None
 
+    def begin_in_time(self, name: str, at: float) -> None:
+        """Load so that it serves at `at` if the links are idle and wide enough, or as soon as it can after that."""
+        now = self._run.heap.now
+        self._run.heap.push(max(now, at - self._load_s["device"]), EventKind.FAILURE, partial(self.begin, name))
+
     def begin(self, name: str) -> None:
         """Load now from the instance that production would choose, and from the disk if there is none."""
         run, now = self._run, self._run.heap.now

@@ -75,6 +75,22 @@ def test_the_result_is_the_simulators_own():
             assert mine[name] == theirs[name], name
 
 
+def test_weights_of_a_scale_out_take_the_links_of_the_experiment():
+    """15 GB from the only instance that can have been up: 1.5 s alone, 5 s over 3 GB/s."""
+    elastic = {"max_instances": 2, "upper": 0.1, "lower": 0.0, "weights_gb": 15.0, "load_s": {"device": 1.5}}
+    took = []
+    for bandwidth in (50.0, 3.0):
+        row = data.experiment(
+            instances=[{**data.INSTANCES[0], "count": 1}],
+            policies=["slackline"],
+            workload={**data.MIX, "rate": 4.0},
+            settings={"elastic": elastic, "links": {"bandwidth_gb_s": bandwidth}},
+        )
+        worker.next_experiment()
+        took.append(fresh(row).result["entries"][0]["first_seed"]["time_to_scale_s"])
+    assert took == pytest.approx([1.5, 5.0])
+
+
 def test_a_knee_is_found_once_and_kept():
     row = data.experiment(workload={**data.MIX, "per_task": 40}, knee={"policy": "round_robin", "times": [1.0]})
     worker.next_experiment()

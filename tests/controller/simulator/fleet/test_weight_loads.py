@@ -7,16 +7,17 @@ import pytest
 from controller.core.errors import ConfigError
 from controller.core.types import Outcome
 from controller.scale import ScalingConfig
-from controller.simulator import ElasticSettings, Failure, LinkSettings, SimulationSettings
+from controller.simulator import ElasticSettings, Failure, LinkSettings, Simulation, SimulationSettings
 from controller.simulator.experiment import parse_experiment
 from controller.simulator.fleet.cluster import Cluster
 from controller.simulator.fleet.links import FleetLinks
 from controller.simulator.fleet.weight_loads import WeightLoads
 from controller.simulator.heap import EventHeap
 from controller.simulator.network import GIGA, LinkFailure, NetworkTransfer, PortSpeed
+from controller.simulator.runner import compare
 from tests.controller.simulator.fleet.test_disaggregation import DECODE, PREFILL, run
 from tests.controller.simulator.fleet.test_elastic import QUICK, scaled
-from tests.controller.simulator.runs import SMALL, facts, some_demands
+from tests.controller.simulator.runs import SMALL, facts, simulate, some_demands
 from tests.controller.simulator.test_machine_speed import FILE
 
 LOAD = {"device": 0.9, "host": 2.7, "disk": 4.1}
@@ -57,6 +58,39 @@ def test_with_the_sources_link_cut_it_loads_from_the_disk():
     asked = scaled(elastic=MOVED).scaled_out[0].asked_at
     links = LinkSettings(failures=(LinkFailure(0, asked + 0.4, 60.0),))
     assert seconds(scaled(elastic=MOVED, links=links))[0] == pytest.approx(0.4 + 4.1)
+
+
+def up_at(monkeypatch, failure=None, others=1, elastic=MOVED, **settings):
+    """When the replacement of the first instance is up. `others`: instances beside it, which may have the weights."""
+    came, bring_up = {}, Simulation.bring_up
+
+    def remember(self, name):
+        bring_up(self, name)
+        came[name] = self.heap.now
+
+    elastic = replace(elastic, scaling=replace(QUICK, min_instances=1 + others, max_instances=1 + others))
+    settings = {"failures": (failure or Failure(0, 2.0, 3.0),), "elastic": elastic, **settings}
+    with monkeypatch.context() as patched:
+        patched.setattr(Simulation, "bring_up", remember)
+        simulate(some_demands(30, rate=3.0), "slackline", (SMALL,) * (1 + others), **settings)
+    return came["engine-0-1"]
+
+
+def test_a_replacement_is_up_when_its_failure_says_if_the_links_are_idle(monkeypatch):
+    moved, timed = up_at(monkeypatch), up_at(monkeypatch, elastic=replace(MOVED, weights_gb=None))
+    assert (moved, timed) == (pytest.approx(5.0), 5.0)
+
+
+def test_the_weights_of_a_replacement_are_the_last_that_it_waits_for(monkeypatch):
+    """9 GB at 4.5 GB/s take 2 s and not 0.9, from 0.9 s before the 3 s are over; never less than a load takes."""
+    narrow = LinkSettings(bandwidth_gb_s=20.0, ports=(PortSpeed(1, 4.5),))
+    assert up_at(monkeypatch, links=narrow) == pytest.approx(2.0 + 3.0 - 0.9 + 2.0)
+    assert up_at(monkeypatch, Failure(0, 2.0, 0.1), links=narrow) == pytest.approx(2.0 + 2.0)
+    assert up_at(monkeypatch, Failure(0, 2.0, 0.1)) == pytest.approx(2.0 + 0.9)
+
+
+def test_a_replacement_of_the_only_instance_loads_from_the_disk(monkeypatch):
+    assert up_at(monkeypatch, others=0) == pytest.approx(2.0 + 3.0 - 0.9 + 4.1)
 
 
 @pytest.mark.parametrize("flow_policy", ["off", "mfs"])
@@ -117,6 +151,24 @@ def test_an_experiment_file_may_ask_for_both():
     with pytest.raises(ConfigError) as caught:
         parse_experiment(raw, lambda path: {}, lambda path: [])
     assert caught.value.field == "settings.links.flow_policy"
+
+
+def test_a_comparison_scales_out_later_where_weights_share_the_links_with_kv():
+    """The same file with KV of a byte a token and of two megabytes, and with loads that take their time in any case."""
+    scaling = {"max_instances": 2, "sustain_s": 2.0, "load_s": LOAD, "decode": {"max_instances": 2, "sustain_s": 2.0}}
+    kinds = [{"profile": PREFILL.latency._asdict(), "role": role} for role in ("prefill", "decode")]
+    took = {}
+    for kv_bytes, weights_gb in ((1, 9.0), (2_000_000, 9.0), (2_000_000, None)):
+        moved = {"weights_gb": weights_gb} if weights_gb else {}
+        raw = {
+            "instances": [{**each, "kv_bytes_per_token": kv_bytes, "max_num_seqs": 8} for each in kinds],
+            "workload": {"kind": "mix", "mix": "4-task", "per_task": 60, "rate": 60.0},
+            "settings": {"elastic": {**scaling, **moved}, "links": {"bandwidth_gb_s": 10.0}},
+        }
+        entry = compare(parse_experiment(raw, lambda path: {}, lambda path: []))["entries"][0]
+        took[kv_bytes, weights_gb] = entry["first_seed"]["time_to_scale_s"]
+    assert [took[1, 9.0], took[2_000_000, None]] == pytest.approx([0.9, 0.9], rel=1e-3)
+    assert took[2_000_000, 9.0] > 1.2 * 0.9
 
 
 @pytest.mark.parametrize(
