@@ -11,6 +11,12 @@ local time = redis.call('TIME')
 local now = time[1] + time[2] / 1e6
 local kept, most, found = tonumber(ARGV[1]), tonumber(ARGV[2]), {}
 
+-- A gateway (`asker`) numbers its runs of this script. Up to `given_up` nobody waits for their answers any more, and
+-- what was missed has been told: Redis may do a run late. `missed`: of the run that told first what this one tells.
+local asker, own_run, missed = ARGV[6], tonumber(ARGV[7]), tonumber(ARGV[8])
+local given_up_key = 'slackline:workflows::given_up:' .. asker
+local given_up = asker == '' and -1 or tonumber(redis.call('GET', given_up_key) or 0)
+
 local function named(key, workflow) return 'slackline:workflows::named:' .. string.sub(key, 21) .. '|' .. workflow end
 
 local function forget(key, before)
@@ -20,15 +26,15 @@ local function forget(key, before)
   end
 end
 
-local function begin(key, workflow, deadline, stages)
+local function begin(key, workflow, deadline, stages, began)
   forget(key, now - kept)
   if redis.call('ZCARD', key) >= most then forget(key, now) end
   if redis.call('ZCARD', key) >= most then return false end
-  local due, state = string.format('%.6f', now + deadline), key .. '|' .. workflow
+  local due, state = string.format('%.6f', began + deadline), key .. '|' .. workflow
   redis.call('ZADD', key, due, workflow)
   redis.call('EXPIRE', key, 86400 + kept)
   redis.call('DEL', state, named(key, workflow))
-  redis.call('HSET', state, 'due', due, 'began', string.format('%.6f', now), 'deadline', deadline, 'stages', stages)
+  redis.call('HSET', state, 'due', due, 'began', string.format('%.6f', began), 'deadline', deadline, 'stages', stages)
   redis.call('EXPIRE', state, math.ceil(deadline + kept))
   return true
 end
@@ -77,6 +83,24 @@ local function call_of(key, workflow, call, most, own, numbers, at)
   return number
 end
 
+-- The numbers that calls got in the newest run of this gateway, by the digests of their names: it may miss the answer.
+local function remember(state, own, number)
+  if asker == '' then return end
+  local field, head = 'given' .. asker, own_run .. ' '
+  local before = redis.call('HGET', state, field)
+  if not before or string.sub(before, 1, #head) ~= head then before = head end
+  redis.call('HSET', state, field, before .. own .. ' ' .. number .. ' ')
+end
+
+local function remembered(state, asked, own)
+  local field = 'given' .. asker
+  local before = redis.call('HGET', state, field)
+  if not before or string.sub(before, 1, #asked + 1) ~= asked .. ' ' then return nil end
+  local number = string.match(before, ' ' .. own .. ' (%d+) ')
+  if number then redis.call('HSET', state, field, (string.gsub(before, ' ' .. own .. ' %d+ ', ' ', 1))) end
+  return tonumber(number)
+end
+
 local function calls_of(state, wanted)
   return wanted == '' and {} or redis.call('HGETALL', state) -- to ask field by field would read it as often
 end
@@ -93,6 +117,7 @@ end
 local act = {}
 
 function act.join(key, workflow, deadline, call, wanted, most, own, told, ...)
+  if own_run <= given_up then return false end
   local due, state = redis.call('ZSCORE', key, workflow), key .. '|' .. workflow
   if due then
     local known = redis.call('HMGET', state, 'by', 'stages', 'tools', 'told', 'deadline', 'aside')
@@ -104,6 +129,7 @@ function act.join(key, workflow, deadline, call, wanted, most, own, told, ...)
       if wrong then return wrong end
     end
     local number = call_of(key, workflow, call, most, own, numbers, now)
+    remember(state, own, number)
     local tools = known[3] ~= known[4] and untold(state, known[3], known[4]) or {}
     local before = math.max(0, number - 1 - (known[6] or 0))
     local calls, left = calls_of(state, wanted), string.format('%.6f', due - now)
@@ -111,9 +137,26 @@ function act.join(key, workflow, deadline, call, wanted, most, own, told, ...)
   end
   if deadline == '' then return false end
   if ... then return 'unknown 1' end
-  if not begin(key, workflow, deadline, '') then return 'full' end
+  if not begin(key, workflow, deadline, '', now) then return 'full' end
   local number = call_of(key, workflow, call, most, own, told ~= '' and '', now)
+  remember(state, own, number)
   return {deadline, 1, '', number, calls_of(key .. '|' .. workflow, wanted), {}, deadline, 0}
+end
+
+-- A request that went on without an answer, `ago` before now: it has its number for its name alone, and is no call that
+-- others are matched by, since nobody tells its end. It began its workflow nevertheless.
+function act.miss(key, workflow, deadline, call, most, own, asked, ago)
+  if missed <= given_up then return false end
+  local state, began = key .. '|' .. workflow, now - ago
+  local number = remembered(state, asked, own)
+  if not number then
+    local known = redis.call('ZSCORE', key, workflow)
+    if not known and (deadline == '' or not begin(key, workflow, deadline, '', began)) then return false end
+    number = call_of(key, workflow, call, most, own, false, began)
+  end
+  redis.call('HINCRBY', state, 'aside', 1)
+  if number <= tonumber(most) then redis.call('HSET', state, 'e' .. number, '-1 ' .. string.format('%.3f', now)) end
+  return false
 end
 
 function act.tool(key, workflow, call, most, own, told, took, ago, what, most_tools, ...)
@@ -151,7 +194,7 @@ function act.open(key, workflow, deadline, stages)
     if known[1] ~= deadline or known[2] ~= stages or known[3] then return 'other' end
     return read(key, workflow, 0)
   end
-  return begin(key, workflow, deadline, stages) and read(key, workflow, 1) or 'full'
+  return begin(key, workflow, deadline, stages, now) and read(key, workflow, 1) or 'full'
 end
 
 function act.read(key, workflow)
@@ -194,11 +237,12 @@ function act.count(key, workflow, seen, answered, failed, tokens, aside, ago, en
   return false
 end
 
-local at = 6
+local at = 9
 for index, key in ipairs(KEYS) do
   local count = tonumber(ARGV[at + 1])
   found[index] = act[ARGV[at]](key, unpack(ARGV, at + 2, at + 1 + count))
   at = at + 2 + count
 end
+if missed > given_up then redis.call('SET', given_up_key, missed, 'EX', 2 * kept) end
 return found
 """

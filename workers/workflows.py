@@ -133,6 +133,26 @@ class StepOfWorkflow(NamedTuple):
         )  # fmt: skip
 
 
+class MissedStep(NamedTuple):
+    """A request that was served `ago_s` before now without its workflow, since Redis did not answer. `asked`: the run
+    of its gateway that asked for it, 0 if none did. Redis may have taken it for a call, or may get the question yet."""
+
+    step: StepOfWorkflow
+    asked: int
+    ago_s: float
+
+    @property
+    def tenant(self) -> str:
+        return self.step.tenant
+
+    def arguments(self) -> list[str]:
+        _, workflow, deadline, call, _, most, own, *_ = self.step.arguments()
+        return ["miss", workflow, deadline, call, most, own, str(self.asked), f"{self.ago_s:.6f}"]
+
+    def found(self, raw: Any) -> None:
+        return None
+
+
 class JoinedWorkflow(NamedTuple):
     """`left_s`: until it is due, negative if it is late. `began`: with this request. `number`: of this request among
     its calls, from 1. `calls`: the first MOST_NODES of them, if asked for, without those that failed; epoch seconds.
@@ -273,12 +293,15 @@ class CountRequests(NamedTuple):
         return None
 
 
-Order = StepOfWorkflow | ReportTool | OpenWorkflow | ReadWorkflow | CancelWorkflow | CountRequests
+Order = StepOfWorkflow | MissedStep | ReportTool | OpenWorkflow | ReadWorkflow | CancelWorkflow | CountRequests
 
 
-def run_orders(orders: Sequence[Order]) -> Dialogue[list[Any]]:
-    """What Redis answers to each, for its `found`, all as one atomic step."""
+def run_orders(orders: Sequence[Order], asker: str = "", run: int = 0, *, missed: int = 0) -> Dialogue[list[Any]]:
+    """What Redis answers to each, for its `found`, all as one atomic step. `run`: its number among those of `asker`,
+    which rises. `missed`: the run that told of these missed steps first, so that they count once; from then on earlier
+    ones join nothing, however late Redis gets them."""
     told: list[str] = [str(int(KEPT_S)), str(MOST_OPEN), CANCELLED_KEY, str(CANCELLATIONS_KEPT), str(MOST_NAMED)]
+    told += [asker, str(run), str(missed)]
     for order in orders:
         act, *arguments = order.arguments()
         told += [act, str(len(arguments)), *arguments]

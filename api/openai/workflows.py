@@ -26,6 +26,7 @@ from workers.workflows import (
     CountRequests,
     EndedCall,
     JoinedWorkflow,
+    MissedStep,
     OpenWorkflow,
     Order,
     OtherWorkflow,
@@ -56,6 +57,7 @@ AWAY_S = 1.0  # after it did not answer in time, requests do not ask for so long
 COUNT_S = 0.25  # in which what requests did is told together
 LOOK_S = 0.25  # between two looks for cancelled workflows
 MOST_COUNTED = 20_000  # workflows whose counts wait for Redis; those of others are lost
+MOST_MISSED = 2_000  # steps that Redis is told of late, in some 50 ms; of older ones it never hears
 MOST_CANCELLED = 10_000  # of which a gateway knows by itself that they are
 
 
@@ -88,6 +90,10 @@ class Workflows:
         self._counts: dict[Name, _Counts] = {}  # what Redis has not been told yet
         self._unsure: dict[Name, _Counts] = {}  # what it was told last, until it answers
         self._teller, self._telling_number = secrets.token_hex(4), 0
+        self._runs = 0  # of the script
+        self._missed: deque[tuple[StepOfWorkflow, int, float]] = deque(maxlen=MOST_MISSED)  # run that asked, monotonic
+        self._late: list[tuple[StepOfWorkflow, int, float]] = []  # of those, what Redis was told last, until it answers
+        self._late_run = 0  # that told of them first
         self._telling: asyncio.TimerHandle | None = None
         self._cancelled: OrderedDict[Name, str] = OrderedDict()  # the newest, by whom
 
@@ -289,7 +295,10 @@ class Workflows:
     async def _ask(self, order: Order) -> Any:
         """Raises LiveUnavailable, and what the order's `found` raises."""
         loop = asyncio.get_running_loop()
-        if self.board is None or loop.time() < self._away_until:
+        if self.board is None:
+            raise LiveUnavailable(AWAY)
+        if loop.time() < self._away_until:
+            self._miss(order)
             raise LiveUnavailable(AWAY)
         answer: asyncio.Future[Any] = loop.create_future()
         self._waiting.setdefault(order.tenant, deque()).append((order, answer))
@@ -304,12 +313,20 @@ class Workflows:
         """Until nothing waits. What requests did goes first, so that who asks next sees it."""
         asks: list[Ask] = []
         try:
-            while (told := self._next_untold()) or self._waiting:
-                asks = self._next(AT_ONCE - len(told))
-                orders = [*self._told(told), *(order for order, _ in asks)]
+            while self.untold or self._waiting:
+                self._runs += 1
+                asks, orders = [], self._next_missed()
+                missed = self._late_run if orders else 0
+                if not missed:
+                    told = self._next_untold()
+                    asks = self._next(AT_ONCE - len(told))
+                    orders = [*self._told(told), *(order for order, _ in asks)]
                 async with asyncio.timeout(ASK_S):
-                    found = await board.run(run_orders(orders))
-                self._unsure = {}
+                    found = await board.run(run_orders(orders, self._teller, self._runs, missed=missed))
+                if missed:
+                    self._late = []
+                else:
+                    self._unsure = {}
                 for (_, answer), raw in zip(asks, found[len(orders) - len(asks) :], strict=True):
                     if not answer.done():
                         answer.set_result(raw)
@@ -317,8 +334,10 @@ class Workflows:
             self._away_until = asyncio.get_running_loop().time() + AWAY_S
         finally:
             self._asking = None
-            for _, answer in (*asks, *chain.from_iterable(self._waiting.values())):
+            sent = len(asks)
+            for place, (order, answer) in enumerate((*asks, *chain.from_iterable(self._waiting.values()))):
                 if not answer.done():
+                    self._miss(order, self._runs if place < sent else 0)
                     answer.set_exception(LiveUnavailable(AWAY))
             self._waiting.clear()
             if self.untold and self._telling is None:
@@ -327,7 +346,24 @@ class Workflows:
     @property
     def untold(self) -> bool:
         """Something is left to tell Redis, or it has not answered yet."""
-        return bool(self._counts or self._unsure)
+        return bool(self._counts or self._unsure or self._missed or self._late)
+
+    def _miss(self, order: Order, run: int = 0) -> None:
+        """A step went on without an answer. Redis is told when it is back, or later steps could not name it as their
+        parent, and one that it counted all the same would run forever. `run`: that asked for it, 0 for none."""
+        if isinstance(order, StepOfWorkflow):
+            self._missed.append((order, run, time.monotonic()))
+            if self._telling is None:
+                self._telling = asyncio.get_running_loop().call_later(AWAY_S, self._tell)
+
+    def _next_missed(self) -> list[Order]:
+        """Before all else, and alone: what is told of a workflow that one of them began must find it. As with counts,
+        what Redis did not answer comes again, unchanged."""
+        if not self._late and self._missed:
+            self._late = [self._missed.popleft() for _ in range(min(AT_ONCE, len(self._missed)))]
+            self._late_run = self._runs
+        now = time.monotonic()
+        return [MissedStep(step, asked, now - at) for step, asked, at in self._late]
 
     def _next_untold(self) -> dict[Name, _Counts]:
         """What Redis did not answer comes again, unchanged: it may have counted it, or may yet, and tells it by its
