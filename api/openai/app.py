@@ -9,8 +9,9 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
 from functools import partial
-from typing import Any, TypeVar
+from typing import TypeVar
 
 import orjson
 
@@ -32,9 +33,12 @@ from api.openai.protocol.response_requests import load_response_request, parse_r
 from api.openai.protocol.schemas import Body, Item, Parsed, parse_request
 from api.openai.response_calls import stored_response
 from api.openai.status_pages import PATHS, StatusPages
+from api.openai.steps import StoredStep
 from api.openai.stored_responses import BackgroundAnswer
 from api.openai.tenants import Held
 from api.openai.workflow_calls import WORKFLOWS, begin, one
+from controller.slo.workflow import WorkflowTime
+from workers.forks import KvCheckpoint
 from workers.http.details import LIVE
 from workers.http.limits import LIMITS
 from workers.http.protocol import CLOSED
@@ -148,6 +152,18 @@ def _only(method: str, wanted: str) -> None:
         raise ApiError("method_not_allowed", f"Use {wanted}.")
 
 
+@dataclass(slots=True)
+class Asked:
+    """A request, by its id, and what Redis knew of it before it is let in: what its workflow has left, the kept answer
+    of its step, the checkpoint of its branch."""
+
+    name: str
+    workflow_id: str
+    workflow: WorkflowTime | None = None
+    stored: StoredStep | None = None
+    origin: KvCheckpoint | None = None
+
+
 async def generate(gateway: Gateway, scope: Scope, receive: Receive, send: Send, body_bytes: int) -> None:
     """Completions, chat completions and responses, streamed and not. Returns when the request has ended."""
     path = scope["path"]
@@ -155,6 +171,7 @@ async def generate(gateway: Gateway, scope: Scope, receive: Receive, send: Send,
     keys, asked_at = gateway.keys, gateway.clock()
     caller = gateway.caller(key)
     held = Held(gateway.quotas, caller.tenant, asked_at)
+    asked: Asked | None = None  # until it is let in
     try:
         try:
             raw = await read_body(scope, receive, body_bytes, held.add, held.turns)
@@ -171,34 +188,52 @@ async def generate(gateway: Gateway, scope: Scope, receive: Receive, send: Send,
         else:
             parsed = await _run(partial(_parse, path, raw, gateway), heavy=heavy)
         del raw  # a waiting request keeps only the body for its engine
-        workflow, stored, origin, name = None, None, None, gateway.new_id()
-        if parsed.workflow:
-            gateway.check_entitled(parsed, caller.tenant)  # or a request that is refused would begin a workflow
-            if not gateway.quotas.used_up(caller.tenant, arrival):
-                workflow = await gateway.workflows.time_of(parsed, caller.tenant.name, name)
-                stored = await gateway.steps.find(parsed, caller.tenant)
-                gateway.workflows.check(caller.tenant.name, parsed.workflow)
-        if parsed.branch and stored is None:
-            origin = await gateway.forks.find(caller.tenant.name, parsed.branch)
+        asked = Asked(gateway.new_id(), parsed.workflow)
+        await _ask_first(gateway, parsed, caller, arrival, asked)
         changed = gateway.keys is not keys or gateway.closing or gateway.config_stale
         if changed or gateway.clock() - asked_at > JUDGED_FOR_S:
             caller = gateway.caller(key)  # again: the key may have been revoked while the body came
         chat = path != COMPLETIONS
-        known: dict[str, Any] = {"name": name, "workflow": workflow, "stored": stored, "origin": origin}
+        let_in = partial(
+            gateway.submit,
+            parsed,
+            caller,
+            arrival=arrival,
+            chat=chat,
+            name=asked.name,
+            workflow=asked.workflow,
+            stored=asked.stored,
+            origin=asked.origin,
+        )
         if parsed.kept is not None and parsed.kept.background:
             answer = BackgroundAnswer(gateway.responses, caller.tenant.name, parsed.kept, held)
-            in_flight = gateway.submit(parsed, caller, answer, arrival, chat=chat, **known)
+            in_flight, asked = let_in(answer), None
             begun = await gateway.responses.begin(in_flight, answer)
             held = Held(gateway.quotas, caller.tenant, arrival)  # the answer gives its own back
             await _tell_begun(gateway, caller, begun, receive, send, in_flight)
             return
-        in_flight = gateway.submit(parsed, caller, send, arrival, chat=chat, **known)
-        del parsed
+        in_flight, asked = let_in(send), None
+        del parsed, let_in
         while (await receive())["type"] != "http.disconnect":
             continue
         gateway.hang_up(in_flight, scope.get(CLOSED, "client_closed"))
     finally:
         held.give_back()
+        if asked is not None and asked.workflow is not None:  # it has asked, and was not let in
+            gateway.workflows.refused(caller.tenant.name, asked.workflow_id, asked.workflow.number)
+
+
+async def _ask_first(gateway: Gateway, parsed: Parsed, caller: Caller, arrival: float, asked: Asked) -> None:
+    """Raises ApiError."""
+    tenant = caller.tenant
+    if parsed.workflow:
+        gateway.check_entitled(parsed, tenant)  # or a request that is refused would begin a workflow
+        if not gateway.quotas.used_up(tenant, arrival):
+            asked.workflow = await gateway.workflows.time_of(parsed, tenant.name, asked.name)
+            asked.stored = await gateway.steps.find(parsed, tenant)
+            gateway.workflows.check(tenant.name, parsed.workflow)
+    if parsed.branch and asked.stored is None:
+        asked.origin = await gateway.forks.find(tenant.name, parsed.branch)
 
 
 async def _tell_begun(

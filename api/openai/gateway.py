@@ -426,7 +426,6 @@ class Gateway:
             in_flight.quota = self.quotas.headers(tenant.name)
         except ApiError as error:
             self.ledger.note(in_flight, Outcome.REFUSED, self.clock(), code=error.code, status=error.status)
-            self.workflows.refused(request.tenant, request.workflow, in_flight.call_number)
             in_flight.quota = self.quotas.headers(tenant.name)
             error.about = in_flight.headers()
             raise

@@ -88,3 +88,17 @@ def test_a_question_that_redis_had_answered_keeps_its_number():
     found = joined()
     assert (found.number, found.before) == (4, 1)
     assert [call.number for call in found.calls] == [3, 4]
+
+
+async def test_a_step_that_is_refused_after_it_has_asked_is_no_call_of_its_workflow():
+    """Its key has an answer to another body."""
+    async with gateway() as bed:
+        keeping(bed)
+        assert (await bed.ask(keyed("plan", workflow_deadline=60))).status == 200
+        await until_on_loop(lambda: bed.gateway.steps.counts["kept"] == 1)
+        refused = await bed.ask(keyed("plan", prompt=[9, 9, 9]))
+        assert (refused.status, refused.error["param"]) == (409, "metadata.step_key")
+        await until_on_loop(lambda: not bed.gateway.workflows.untold)
+        found = joined()
+        assert (found.number, found.before) == (3, 1)
+        assert [call.number for call in found.calls] == [1, 3]
