@@ -51,12 +51,13 @@ class Fork(NamedTuple):
 
 class Placed(NamedTuple):
     """Where a request of a branch goes. `avoid`: all other instances, if its checkpoint is worth it. `shared`: tokens
-    of its prompt that need not be computed there."""
+    of its prompt that need not be computed at `instance`."""
 
     decision: Decision
     avoid: frozenset[str] = frozenset()
     branch_of: str = ""
     shared: int = 0
+    instance: str = ""
 
 
 class Forks:
@@ -195,7 +196,7 @@ class Forks:
         if again_s < fork_s:
             return Placed(Decision("fork", "sooner_again", request.id, now, figures))
         decision = Decision("fork", "from_checkpoint", request.id, now, figures)
-        return Placed(decision, frozenset(instances), found.request_id, shared)
+        return Placed(decision, frozenset(instances), found.request_id, shared, found.instance)
 
 
 def _cost_s(there: ShadowInstance, tokens: int, squares: int) -> float:

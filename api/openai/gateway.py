@@ -323,9 +323,11 @@ class Gateway:
         if parsed.branch:
             placed = self.forks.place(request, origin, self.clock())
             self.runtime.note(in_flight, placed.decision)
-            in_flight.branch_of, in_flight.shared_tokens = placed.branch_of, placed.shared
+            in_flight.branch_of = placed.branch_of
             # The scheduler counts what the branch adds, or it would hold back what costs next to nothing.
-            in_flight.request = replace(request, prompt_tokens=request.prompt_tokens - placed.shared)
+            new = request.prompt_tokens - placed.shared
+            where = placed.instance
+            in_flight.request = replace(request, prompt_tokens=new, shared_tokens=placed.shared, shared_at=where)
             self.runtime.arrive(in_flight, placed.avoid)
         elif not parsed.equal or parsed.checkpoint_s:  # a checkpoint is found by the id of its own request
             self.runtime.arrive(in_flight)
@@ -460,7 +462,7 @@ class Gateway:
             lengths.observe(kind, request.workflow, in_flight.foretold, record.output_tokens, ended=ended)
         model = self.named_models.get(request.model)
         if in_flight.text.chars and in_flight.usage is not None and model is not None:
-            expected = request.prompt_tokens + in_flight.shared_tokens
+            expected = request.prompt_tokens + request.shared_tokens
             self.prompt_lengths.observe(model, in_flight.text, expected, in_flight.usage.prompt_tokens)
         # What was out before it joined a shared call, it got at once.
         if record.first_answer_s is not None and record.ttft_s:

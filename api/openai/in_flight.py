@@ -91,7 +91,6 @@ class InFlightRequest:
         "send",
         "sends",
         "sent_at",
-        "shared_tokens",
         "source",
         "started",
         "step",
@@ -145,7 +144,7 @@ class InFlightRequest:
         self.named = NamedPlace("", None)  # in its workflow
         self.captured: Captured | None = None  # that answer
         self.checkpoint_s = 0.0  # how long its KV is to stay at its engine, for branches
-        self.branch_of, self.shared_tokens = "", 0  # whose checkpoint it goes on from, and what it shares of that
+        self.branch_of = ""  # whose checkpoint it goes on from
         self.key_id, self.salt = 0, b""  # of the API key that it came with; of its tenant, for engines' prefix caches
         self.started = self.over = False
         self.instance = self.prefill_instance = (
@@ -172,7 +171,7 @@ class InFlightRequest:
     @property
     def prompt_tokens(self) -> int:
         """As its engine counts them, or as expected."""
-        return self.usage.prompt_tokens if self.usage else self.request.prompt_tokens + self.shared_tokens
+        return self.usage.prompt_tokens if self.usage else self.request.prompt_tokens + self.request.shared_tokens
 
     def upstream_call(self, rank: int) -> UpstreamCall:
         path = CHAT if self.chat else COMPLETIONS

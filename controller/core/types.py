@@ -91,6 +91,13 @@ class Request:
     least_tokens: int | None = None  # lower and upper bound of the answer (Concord 4.1); None: not known
     most_tokens: int | None = None
     workflow_left_s: float | None = None  # from its arrival until its workflow is due; its deadline is its step's
+    shared_tokens: int = 0  # of its prompt, beside `prompt_tokens`: their KV is kept at the instance `shared_at`
+    shared_at: str = ""
+
+    def share_nothing(self) -> None:
+        """All of its prompt is computed: it goes elsewhere than where the KV is kept, or failed there."""
+        self.prompt_tokens += self.shared_tokens
+        self.shared_tokens = 0
 
     @property
     def reserved_tokens(self) -> int:

@@ -375,6 +375,7 @@ class StageDispatcher:
             actions.append(refuse(request, "no_capacity", "engine_failed", 5.0, now, figures))
             return
         request.failed_on += (instance.id,)
+        request.share_nothing()
         entry = Entry(request, lane.cost(request), now, request.avoid)
         entry.retry_at = now + RETRY_SAME_S
         if event.hold_s:
@@ -460,6 +461,8 @@ class StageDispatcher:
         request = entry.request
         copy = lane.queue.frames.sent(request.id, instance.id) if lane.queue.frames is not None else None
         lane.queue.remove(request.id)
+        if instance.id != request.shared_at:
+            request.share_nothing()
         lane.sent()
         slack = request.ttft_due - now
         rank = self._rank(request, entry.hopeless)

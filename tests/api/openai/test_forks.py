@@ -150,9 +150,16 @@ async def test_a_branch_is_tried_elsewhere_if_its_engine_fails():
         where, _ = await checkpoint(bed)
         names = shown(await fork(bed))["branches"]
         bed.backend(where, Script(unreachable=True))
-        answer = await bed.ask(branch(names[0]))
-        assert answer.status == 200
-        assert answer.headers["x-slackline-instance"] != where
+        (other,) = {"e1", "e2"} - {where}
+        bed.backend(other, Script(hang_after=0))
+        client = bed.send(branch(names[0], stream=True))
+        there = bed.gateway.scheduler.dispatcher.lanes["demo"].instances[other]
+        await until_on_loop(lambda: there.waiting)
+        assert there.waiting_new == 9, "all of its prompt is computed there"
+        bed.backend(other, Script())
+        await client.hang_up()
+        await until_on_loop(lambda: len(bed.sink.records) == 2)
+        assert bed.sink.records[-1].prompt_tokens == 9
 
 
 async def test_a_checkpoint_that_the_engine_has_dropped_is_told_as_lost_and_no_branch_is_bound_to_it():

@@ -56,6 +56,33 @@ def test_a_retry_waits_for_a_replacement_when_its_only_instance_is_gone():
     assert sends(dispatcher.handle([up("b")], 3.0)) == [("r", "b")]
 
 
+def branch(name="r", **fields):
+    """Of its 2,000 tokens, 1,900 need not be computed at `a`."""
+    return request(name, prompt=100, shared_tokens=1900, shared_at="a", **fields)
+
+
+def test_a_branch_that_failed_where_its_kv_was_counts_elsewhere_with_all_of_its_prompt():
+    dispatcher = build_dispatcher("slackline")
+    asked = branch(wait=30.0)
+    assert sends(dispatcher.handle([up("a"), up("b"), ev.Arrived(asked, frozenset({"b"}))], 0.0)) == [("r", "a")]
+    assert dispatcher.lanes["m"].instances["a"].waiting_new == 100
+    assert sends(dispatcher.handle([ev.Failed("r", True, "reset")], 0.1)) == [("r", "b")]
+    assert dispatcher.lanes["m"].instances["b"].waiting_new == 2000
+    assert (asked.prompt_tokens, asked.shared_tokens) == (2000, 0)
+    dispatcher.handle([ev.Cancelled("r")], 0.2)
+    assert dispatcher.lanes["m"].instances["b"].waiting_new == 0
+
+
+def test_a_branch_that_finds_the_instance_of_its_kv_gone_counts_with_all_of_its_prompt():
+    """It waited for a slot there, and another instance took its place."""
+    dispatcher = build_dispatcher("slackline")
+    dispatcher.handle([up("a", slots=1), ev.Arrived(request("other", output=100))], 0.0)
+    assert sends(dispatcher.handle([ev.Arrived(branch(wait=30.0))], 0.1)) == []
+    assert sends(dispatcher.handle([ev.InstanceDown("a"), up("b")], 0.2)) == [("r", "b")]
+    assert dispatcher.lanes["m"].instances["b"].waiting_new == 2000
+    assert dispatcher.queue().tokens == 0
+
+
 def killed(at):
     """A request with a waiting time of 2 s is at `a`, which is killed; `b` has come meanwhile."""
     dispatcher = build_dispatcher("slackline")
