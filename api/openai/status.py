@@ -111,6 +111,7 @@ def fleet_message(gateway: Gateway, seq: int, classes: list[ClassWindow]) -> Fle
         decisions=decisions(gateway),
         learned=gateway.learned_versions(),
         capacity=capacity(gateway.named_models, known, gateway.fleet.coming, gateway.fleet.on_demand),
+        wanted=sorted(gateway.scheduler.wanted(now)),
         pruning_orders=dict(gateway.scheduler.dispatcher.orders.taken),
     )
 

@@ -170,6 +170,8 @@ class FleetMessage(TypedDict):
     # What happens to a request, by model: `up`, it is served; `undecoded`, it is prefilled, but no instance decodes;
     # `coming`, it waits for an instance that starts; `on_demand`, one is started for it; `none`, it is refused.
     capacity: NotRequired[dict[str, str]]
+    # Instances that left, and keep targets of recent requests that none keeps which serves.
+    wanted: NotRequired[list[str]]
     pruning_orders: NotRequired[dict[str, int]]  # `OrderBook.taken`: counts since the gateway started
 
 

@@ -25,7 +25,7 @@ from controller.dispatch.orders import OrderBook
 from controller.dispatch.pacing import Pacing, Room, spares
 from controller.dispatch.queue import Entry, Journal, QueueView, RequestQueue
 from controller.dispatch.shadow_state import ShadowInstance
-from controller.dispatch.sole_keepers import HardRequests
+from controller.dispatch.sole_keepers import Keepers
 
 # These start no pass: they free no room, and most come often.
 QUIET = frozenset({ev.Progress, ev.AnswerBounded, ev.Accepted, ev.ClockOffset, ev.FirstByteDelay, ev.DecodePace})
@@ -279,6 +279,10 @@ class StageDispatcher:
             state.needed = state.id in needed
         return states
 
+    def wanted(self, now: float) -> set[str]:
+        """Ids of instances that left and that recent requests need."""
+        return {name for lane in self._fleet.lanes.values() for name in lane.wanted(now)}
+
     def learned(self) -> dict[str, LatencyCoefficients]:
         """Latency coefficients by instance, as refitted."""
         return {instance.id: instance.latency.coefficients for instance in self._fleet.instances.values()}
@@ -306,13 +310,13 @@ class StageDispatcher:
             figures: dict[str, Figure] = {"queued": len(lane.queue), "bound": self.config.max_queue}
             actions.append(refuse(request, "rate_limit_exceeded", "queue_full", lane.retry_after_s(), now, figures))
             return
+        lane.keepers.note(request, now)
         if self.config.refuse_infeasible and lane.instances and not request.may_defer:
             infeasible = lane.infeasible(request, self.config.infeasible_margin)
             if infeasible is not None:
                 actions.append(refuse(request, "slo_infeasible", "infeasible_alone", 60.0, now, infeasible))
                 return
         cost = lane.cost(request)
-        lane.hard.note(request, now)
         lane.traffic.add(request.targets.ttft_s, now)
         if request.output_tokens > 1:  # one token has no pace
             lane.paces.add(request.targets.tpot_s, now)
@@ -547,7 +551,7 @@ class StageDispatcher:
         queue = RequestQueue(self._ordering, self._admission, self.journal)
         traffic, paces = (RecentTargets(self.config.traffic_window_s, self.config.tightest_share) for _ in range(2))
         screening: Any = self._admission if hasattr(self._admission, "screen") else None
-        return Lane(queue, traffic, paces, HardRequests(self.config.traffic_window_s), screening)
+        return Lane(queue, traffic, paces, Keepers(self.config.traffic_window_s), screening)
 
     def _wake(self, lane: Lane, now: float) -> float:
         if not len(lane.queue):

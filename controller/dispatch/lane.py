@@ -19,7 +19,7 @@ from controller.core.policy import Cost, Replica, Screening, Supply
 from controller.core.types import InstanceSpec, Request, Role
 from controller.dispatch.queue import Entry, RequestQueue
 from controller.dispatch.shadow_state import Roster, ShadowInstance
-from controller.dispatch.sole_keepers import HardRequests, sole_keepers
+from controller.dispatch.sole_keepers import Keepers
 
 REFRESH_S = 0.5  # how old the tightest target of recent traffic may be
 NO_INSTANCE_RETRY_S = 5.0  # when a client may try again: about as long as starting an instance takes
@@ -108,22 +108,22 @@ class DecodeStep(NamedTuple):
 
 
 class Lane:
-    """One model's part of the dispatcher's state. `traffic`, `paces`: recent TTFT and TPOT targets; `hard`: the hardest
-    of recent requests. `screening`: the admission, if it looks at the whole queue."""
+    """One model's part of the dispatcher's state. `traffic`, `paces`: recent TTFT and TPOT targets; `keepers`: what
+    recent requests need. `screening`: the admission, if it looks at the whole queue."""
 
     def __init__(
         self,
         queue: RequestQueue,
         traffic: RecentTargets,
         paces: RecentTargets,
-        hard: HardRequests,
+        keepers: Keepers,
         screening: Screening | None = None,
     ) -> None:
         self.queue = queue
         self._screening = screening
         self.traffic = traffic
         self.paces = paces
-        self.hard = hard
+        self.keepers = keepers
         self._steps: list[DecodeStep] | None = None  # see `steps`
         self.instances: dict[str, ShadowInstance] = {}
         self._longest: int | None = None  # longest context, once a pass needed it
@@ -144,10 +144,12 @@ class Lane:
     def join(self, instance: ShadowInstance) -> None:
         """A new instance, or new settings of a known one."""
         self.instances[instance.id] = instance
+        self.keepers.joined(instance.id)
         self._best_at = -1
 
     def leave(self, instance: ShadowInstance) -> None:
         self.instances.pop(instance.id, None)
+        self.keepers.left(instance)
         self._best_at = -1
 
     def advance(self, now: float) -> None:
@@ -384,8 +386,14 @@ class Lane:
 
     def needed(self, now: float) -> set[str]:
         """Ids of instances that alone can keep the targets of some recent request."""
-        serving = [instance for instance in self.instances.values() if instance.takes]
-        return sole_keepers(self.hard.recent(self.best(), now), serving)
+        return self.keepers.needed(self._serving(), self.best(), now)
+
+    def wanted(self, now: float) -> set[str]:
+        """Ids of instances that left and keep the targets of some recent request that none keeps which serves."""
+        return self.keepers.wanted(self._serving(), self.best(), now)
+
+    def _serving(self) -> list[ShadowInstance]:
+        return [instance for instance in self.instances.values() if instance.takes]
 
     def _reference_cost(self) -> tuple[float, float] | None:
         """Seconds to a first byte and of a decode step on the best instances; None where there are none."""

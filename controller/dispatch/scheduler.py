@@ -152,6 +152,10 @@ class Scheduler:
                 state.kept_kv = kept[state.id]
         return states
 
+    def wanted(self, now: float) -> set[str]:
+        """Ids of instances that left and keep targets of recent requests that none keeps which serves."""
+        return self.dispatcher.wanted(now) | (self.migrator.wanted(now) if self.migrator else set())
+
     def queue(self) -> QueueView:
         """The requests that wait for an instance."""
         return self.dispatcher.queue()

@@ -1,4 +1,5 @@
-"""Which instances alone can keep the targets of recent requests. A fleet must not give these up while others serve.
+"""Which instances alone can keep the targets of recent requests. A fleet must not give these up while others serve, and
+wakes one that sleeps.
 
 Load does not say it: where fast and slow instances serve one model, the fast one may be the idlest of all, and the
 requests that need it are late or refused once it is gone. Kept are the hardest requests of the last `window_s` to twice
@@ -19,32 +20,23 @@ from controller.core.types import Request, Role
 from controller.dispatch.shadow_state import ShadowInstance
 
 WINDOW_S = 30.0  # for which a hard request is remembered at least
+RETRIED_S = 60.0  # the same of one that no instance kept that was awake: refused clients are told to come back then
 CLEARLY = 1.25  # another that takes less than this times what is allowed may keep it too, as far as predictions go
 MOST_NOTED = 4096  # requests that are kept until somebody asks, once a second
+MOST_LEFT = 64  # instances that left are remembered
 
 
 class HardRequests:
     """The hardest of recent requests that somebody can keep: by first token, pace, deadline and context."""
 
-    def __init__(self, window_s: float = WINDOW_S) -> None:
+    def __init__(self, window_s: float) -> None:
         self._window_s = window_s
         self._since = -math.inf
-        self._noted: deque[tuple[float, Request]] = deque(maxlen=MOST_NOTED)
         self._now: dict[str, tuple[float, Request]] = {}
         self._before: dict[str, tuple[float, Request]] = {}
 
-    def note(self, request: Request, now: float) -> None:
-        """O(1), since it is called for each request."""
-        self._noted.append((now, request))
-
-    def recent(self, best: Sequence[ShadowInstance], now: float) -> list[Request]:
+    def add(self, request: Request, best: Iterable[ShadowInstance], now: float) -> None:
         """`best`: of which none is slower in everything than another."""
-        while self._noted:
-            at, request = self._noted.popleft()
-            self._add(request, best, at)
-        return self._hardest(now)
-
-    def _add(self, request: Request, best: Iterable[ShadowInstance], now: float) -> None:
         able = [_shares(request, instance) for instance in best if instance.holds(request)]
         shares = min(able, key=_largest, default=None)
         if shares is None or _largest(shares) > 1.0:
@@ -54,7 +46,7 @@ class HardRequests:
             if kind not in self._now or share > self._now[kind][0]:
                 self._now[kind] = share, request
 
-    def _hardest(self, now: float) -> list[Request]:
+    def recent(self, now: float) -> list[Request]:
         self._turn(now)
         found = {request.id: request for part in (self._before, self._now) for _, request in part.values()}
         return list(found.values())
@@ -64,6 +56,46 @@ class HardRequests:
             return
         self._before = self._now if now < self._since + 2 * self._window_s else {}
         self._now, self._since = {}, now
+
+
+class Keepers:
+    """Which instances of one model's stage recent requests need, whether these were refused or not: instances that
+    serve, and instances that left and may sleep."""
+
+    def __init__(self, window_s: float = WINDOW_S) -> None:
+        self._noted: deque[tuple[float, Request]] = deque(maxlen=MOST_NOTED)
+        self._kept, self._missed = HardRequests(window_s), HardRequests(RETRIED_S)
+        self._left: dict[str, ShadowInstance] = {}
+
+    def note(self, request: Request, now: float) -> None:
+        """It arrived. O(1)."""
+        self._noted.append((now, request))
+
+    def joined(self, instance_id: str) -> None:
+        self._left.pop(instance_id, None)
+
+    def left(self, instance: ShadowInstance) -> None:
+        """What was learned of it stays known, since it may sleep."""
+        self._left[instance.id] = instance
+        if len(self._left) > MOST_LEFT:
+            del self._left[next(iter(self._left))]
+
+    def needed(self, serving: Sequence[ShadowInstance], best: Sequence[ShadowInstance], now: float) -> set[str]:
+        """Ids of those of `serving` that are sole keepers. `best`: of `serving`, as for `HardRequests`."""
+        self._judge(best)
+        return sole_keepers([*self._kept.recent(now), *self._missed.recent(now)], serving)
+
+    def wanted(self, serving: Sequence[ShadowInstance], best: Sequence[ShadowInstance], now: float) -> set[str]:
+        """Ids of those that left and keep what none of `serving` keeps."""
+        self._judge(best)
+        return left_keepers(self._missed.recent(now), serving, self._left.values())
+
+    def _judge(self, best: Sequence[ShadowInstance]) -> None:
+        while self._noted:
+            at, request = self._noted.popleft()
+            self._kept.add(request, best, at)
+            if self._left:
+                self._missed.add(request, self._left.values(), at)
 
 
 def sole_keepers(requests: Iterable[Request], serving: Sequence[ShadowInstance]) -> set[str]:
@@ -83,6 +115,21 @@ def sole_keepers(requests: Iterable[Request], serving: Sequence[ShadowInstance])
                 break
         found.update(name for share, name in able if share <= 1.0 and len(able) == 1)
     return found
+
+
+def left_keepers(
+    requests: Iterable[Request], serving: Sequence[ShadowInstance], left: Iterable[ShadowInstance]
+) -> set[str]:
+    """Ids of those of `left` that keep one of the requests, where those that serve clearly do not."""
+    known = [instance for instance in left if not _guessed(instance)]
+    if not known or any(_guessed(instance) for instance in serving):
+        return set()
+    missed = [each for each in requests if not any(_keeps(each, instance, CLEARLY) for instance in serving)]
+    return {instance.id for instance in known if any(_keeps(each, instance) for each in missed)}
+
+
+def _keeps(request: Request, instance: ShadowInstance, within: float = 1.0) -> bool:
+    return instance.holds(request) and _largest(_shares(request, instance)) <= within
 
 
 def _guessed(instance: ShadowInstance) -> bool:

@@ -12,6 +12,8 @@ order of preference: what can serve soonest comes first.
        another engine's memory, the disk
     4. a new process                          StartNew       the process, then its weights (HyperFlexis Alg. 3)
 
+A sleeper that recent requests need (`Spare.needed`) comes before all others, and before the other stage.
+
 An instance that the stage can do without is put to sleep (`PutToSleep`) where the policy has a sleep level and the
 engine can sleep, so that it is third in this order at the next rise; otherwise it is drained and stopped (`Drain`).
 
@@ -120,7 +122,18 @@ class StageCapacity:
         """What the Scaler judges: what was seen, whether an instance could be added and, if not, why, and how long that
         would take."""
         held_by = NO_DEVICE if self.pattern else self.without_pattern
-        return replace(self.seen, startable=self.can_add(now), held_by=held_by, start_s=self.replaced_after_s)
+        return replace(
+            self.seen,
+            startable=self.can_add(now),
+            held_by=held_by,
+            start_s=self.replaced_after_s,
+            needed_asleep=self.needed_asleep,
+        )
+
+    @property
+    def needed_asleep(self) -> bool:
+        """Whether one of its sleepers could be woken now that recent requests need."""
+        return any(spare.needed and spare.ready for spare in self.spares)
 
 
 @dataclass(frozen=True, slots=True)
@@ -163,7 +176,7 @@ def plan_capacity(stage: StageCapacity, decided: Iterable[ScaleAction], now: flo
     actions = list(decided)
     asked = sum(action.instances for action in actions if isinstance(action, ScaleOut))
     kept = [action for action in actions if isinstance(action, Undrain)]
-    change = stage.role_change(now) if asked else None
+    change = stage.role_change(now) if asked and not stage.needed_asleep else None
     switched = [] if change is None else [change[0]]
     spares = _spares(stage, asked - len(switched))
     new = _new_processes(stage, asked - len(switched) - len(spares))
@@ -175,8 +188,10 @@ def plan_capacity(stage: StageCapacity, decided: Iterable[ScaleAction], now: flo
 
 
 def nearest_spares(spares: Iterable[Spare], instances: int) -> list[Spare]:
-    """At most `instances` spares that are ready: nearest weights first, then those that have waited longest."""
-    ready = sorted((spare for spare in spares if spare.ready), key=lambda each: (each.source, each.since, each.id))
+    """At most `instances` spares that are ready: those that are needed, then the nearest weights, then those that have
+    waited longest."""
+    able = (spare for spare in spares if spare.ready)
+    ready = sorted(able, key=lambda each: (not each.needed, each.source, each.since, each.id))
     return ready[: max(0, instances)]
 
 

@@ -47,7 +47,8 @@ class FleetObservation:
     unknown. `startable` false: nothing can give another instance, for the reason `held_by` (no pattern to make one
     like, or no free device). `start_s`: expected seconds until another instance would serve in place of a stopped one;
     None: not known, or so few that it does not matter. `taken`: requests are accepted, by instances of another role if
-    by none of `members`.
+    by none of `members`. `needed_asleep`: a sleeper keeps the targets of some recent request, and none of `members`
+    does.
     """
 
     members: tuple[Member, ...]
@@ -61,6 +62,7 @@ class FleetObservation:
     held_by: str = "nothing_to_start"
     taken: bool = False
     start_s: float | None = None
+    needed_asleep: bool = False
 
     def with_processing_rate(self, rate: float | None) -> FleetObservation:
         """The same with a processing rate; of a deserted fleet it is known to be 0, although refused requests never

@@ -43,6 +43,11 @@ def outstanding(messages: Sequence[FleetMessage]) -> dict[str, int]:
     return total
 
 
+def wanted_by_requests(messages: Iterable[FleetMessage]) -> set[str]:
+    """Ids of instances that left, and that recent requests of some gateway need."""
+    return {name for message in messages for name in message.get("wanted", ())}
+
+
 def observe(
     rows: Iterable[InstanceRow],
     messages: Sequence[FleetMessage],

@@ -12,7 +12,8 @@ Ours, where the paper says nothing:
   anything is started.
 - An instance is removed only after load was low for as long as another one takes to start, where that is longer than
   `sustain_s` (decision 208): a lull that ends before pays for a start that it did not need.
-- An instance that alone can keep the targets of recent requests is not removed for low load (decisions 292, 296).
+- An instance that alone can keep the targets of recent requests is not removed for low load (decisions 292, 296), and
+  is woken if it sleeps (decision 297).
 - An instance is removed only if the rest would stay below `upper` with its load. The last one (`min_instances` 0) is
   removed if no requests arrive: with none left the same arrivals would be overload, and the first of them would start
   an instance again.
@@ -136,6 +137,13 @@ def _judge(config: ScalingConfig, state: ScalerMemory, seen: FleetObservation, n
         return _drain(seen, "above_max")
     if seen.load > config.upper:
         return _out(config, state, seen, count, now)
+    if seen.needed_asleep and count < config.max_instances and not _settling(config, state, seen, now):
+        return _start("needed_asleep", 1, seen)
+    return _at_ease(config, state, seen, count, now)
+
+
+def _at_ease(config: ScalingConfig, state: ScalerMemory, seen: FleetObservation, count: int, now: float) -> _Choice:
+    """Nothing has to be added."""
     hold_s = max(config.sustain_s, seen.start_s or 0.0, _EPSILON_S) - _EPSILON_S
     if _low_for(config, state, now) >= hold_s and count > config.min_instances:
         return _in(config, state, seen, count, now)
@@ -153,6 +161,11 @@ def _out(config: ScalingConfig, state: ScalerMemory, seen: FleetObservation, cou
     return _start("load_above_upper", 1, seen)
 
 
+def _settling(config: ScalingConfig, state: ScalerMemory, seen: FleetObservation, now: float) -> bool:
+    """Whether what was added last does not serve yet, or could not show yet."""
+    return bool(seen.having("starting")) or _cooldown_left(config, state, now) > 0
+
+
 def _starting_suffice(config: ScalingConfig, seen: FleetObservation) -> bool:
     """Whether the load would be at most `upper` once the instances that start share it. The load is believed up to
     MOST_BELIEVED, since a long wait says that capacity is missing, not how much."""
@@ -167,7 +180,7 @@ def _start(reason: str, instances: int, seen: FleetObservation) -> _Choice:
 
 
 def _in(config: ScalingConfig, state: ScalerMemory, seen: FleetObservation, count: int, now: float) -> _Choice:
-    if seen.having("draining") or seen.having("starting") or _cooldown_left(config, state, now) > 0:
+    if seen.having("draining") or _settling(config, state, seen, now):
         return _Choice("settling", [], "scale_hold")
     if (seen.load * count / (count - 1) > config.upper) if count > 1 else seen.arrival_rate > 0:
         return _Choice("rest_would_exceed_upper", [], "scale_hold")

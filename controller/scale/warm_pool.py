@@ -26,7 +26,8 @@ class Spare(NamedTuple):
     """An instance that has a process but no weights: a warm spare (`sleep_level` 0) or a sleeper (1 or 2).
 
     `ready`: its process answers, so it can be told to load weights or to wake up. `since`: when it was last wanted, on
-    any clock, used to order spares. `fixed`: somebody else runs it, so it can be used but not stopped.
+    any clock, used to order spares. `fixed`: somebody else runs it, so it can be used but not stopped. `needed`: it
+    keeps the targets of some recent request that no instance keeps which serves.
     """
 
     id: str
@@ -35,6 +36,7 @@ class Spare(NamedTuple):
     fixed: bool = False
     source: int = SpareSource.HOST_COPY
     sleep_level: int = 0
+    needed: bool = False
 
 
 class PoolChange(NamedTuple):

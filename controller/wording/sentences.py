@@ -18,6 +18,10 @@ SENTENCES: dict[tuple[str, str], str] = {
         "{actor} scaled out {subject}: load {load:.0f} % is above {upper:g} % with {ready} ready"
     ),
     ("scale_out", "below_min"): "{actor} scaled out {subject}: {ready} ready, the minimum is {min_instances}",
+    ("scale_out", "needed_asleep"): (
+        "{actor} scaled out {subject} at load {load:.0f} %: a recent request has targets that only an instance that "
+        "was asleep can meet"
+    ),
     ("scale_in", "load_below_lower"): (
         "{actor} scaled in {subject}: load {load:.0f} % was below {lower:g} % for {low_for_s:.0f} s, so it removed "
         "{instance}"

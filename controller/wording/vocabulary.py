@@ -334,6 +334,7 @@ REASONS: dict[str, str] = {
     "needed_for_targets": (
         "each instance that could be stopped is the only one that can meet the targets of some recent request"
     ),
+    "needed_asleep": "only an instance that was asleep can meet the targets of some recent request",
     "template_paused": "its launch template is paused, since starts from it failed",
     "starts_failed": "instances in a row that were started from it never became ready",
     "nothing_to_start": "there is no managed instance to start a copy of",

@@ -39,6 +39,8 @@ from controller.simulator import Demand, ElasticSettings
 from controller.simulator.fleet import elastic
 from tests.controller.simulator.fleet.test_elastic import wave
 from tests.controller.simulator.fleet.test_elastic_roles import D, P, rush
+from tests.controller.simulator.fleet.test_sole_keepers import FAST, SLOW, loose, tight
+from tests.controller.simulator.fleet.test_sole_keepers import run as fast_and_slow
 from tests.controller.simulator.runs import PATIENT, SMALL, simulate
 
 pytestmark = [pytest.mark.db, pytest.mark.django_db]
@@ -123,6 +125,11 @@ RUNS = {
         lambda: collocated(1),
         {WakeUp, LoadWeights, StartNew, PutToSleep},
         {"at_max"},
+    ),
+    "collocated, a sleeper that requests need": (
+        lambda: fast_and_slow([*loose(0, 80), *tight(60, 70)], (FAST, SLOW), sleep_level=1, wake_s=1.0),
+        {WakeUp, PutToSleep},
+        set(),
     ),
     "collocated, at its maximum": (lambda: collocated(0, max_instances=2), {WakeUp, Drain}, {"at_max"}),
     "collocated, no device free": (lambda: collocated(0, most=2), {WakeUp, Drain}, {"no_device"}),
@@ -249,7 +256,7 @@ def _tick_of_the_service(tick, offset, states, switching):
     ScalerState.objects.update(updated_at=datetime.fromtimestamp(now - 60, tz=UTC))
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(scaling_stages, "cold_start_s", lambda pattern: stage.start_s)
-        return scaling.scaler_tick(policy_id=policy.pk, fleet=[_message(now, stage.config.model, looks)], now=now)
+        return scaling.scaler_tick(policy_id=policy.pk, fleet=[_message(now, stage, looks)], now=now)
 
 
 def _policy(model, config, **other):
@@ -297,19 +304,22 @@ def _machine(devices):
         instance_update(actor=SYSTEM, instance_id=row.pk, version=row.version, changes={"host": host})
 
 
-def _message(now, model, looks):
+def _message(now, stage, looks):
     """What a gateway would publish of it. The load is told as a wait, so that no rate has to be guessed."""
+    names = {"id": "id", "utilisation": "utilisation", "running": "outstanding", "needed": "needed"}
     instances = [
-        {"id": member.id, "utilisation": member.utilisation, "running": member.outstanding, "waiting": 0}
+        {**{name: getattr(member, of) for name, of in names.items()}, "waiting": 0}
         for seen in looks.values()
         for member in seen.members
     ]
+    wanted = [spare.id for spare in stage.spares if spare.needed]
     stages = {
         role: {"arrival_rate": 0.0, "service_rate": 0.0, "queued": seen.queued, "wait_over_slo": min(seen.load, 1e6)}
         for role, seen in looks.items()
     }
     traffic = {**next(iter(stages.values())), "migrating": 0, "migrate_wait_over_slo": 0.0, "stages": stages}
-    return {"at": now - 0.1, "period_s": 1.0, "instances": instances, "models": {model: traffic}}
+    models = {stage.config.model: traffic}
+    return {"at": now - 0.1, "period_s": 1.0, "instances": instances, "models": models, "wanted": wanted}
 
 
 def _carried_out(plan, decision):

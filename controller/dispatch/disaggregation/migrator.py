@@ -16,14 +16,14 @@ which instance will be free, early enough that most of the transfer happens duri
 from __future__ import annotations
 
 import math
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Callable, Sequence
 from typing import Any
 
 from controller.core import events as ev
 from controller.core.kv_links import OTHER_MODEL, KvMoved
 from controller.core.snapshot import FleetState
-from controller.core.types import Request, Role
+from controller.core.types import Role
 from controller.dispatch.disaggregation.first_byte import FirstBytes
 from controller.dispatch.disaggregation.link_book import LinkBook
 from controller.dispatch.disaggregation.migrator_config import MigratorConfig
@@ -35,8 +35,8 @@ from controller.dispatch.disaggregation.transfers import DecodeTransfer, Transfe
 from controller.dispatch.lane import undominated
 from controller.dispatch.learned import learned_states
 from controller.dispatch.lifecycle import On, State
-from controller.dispatch.shadow_state import Roster
-from controller.dispatch.sole_keepers import HardRequests, sole_keepers
+from controller.dispatch.shadow_state import Roster, ShadowInstance
+from controller.dispatch.sole_keepers import Keepers
 
 
 class Migrator:
@@ -66,7 +66,7 @@ class Migrator:
             self._incompatible,
             self.rollback,
         )
-        self._hard: dict[str, HardRequests] = {}  # by model, the hardest of recent requests
+        self._keepers: defaultdict[str, Keepers] = defaultdict(Keepers)  # by model
         self._now = 0.0
         self._handlers: dict[type, Callable[[Any, float, list[ev.Action]], None]] = {
             ev.PrefillSent: self._prefill_sent,
@@ -110,21 +110,29 @@ class Migrator:
         """The decode instances as they are believed to be."""
         decoders = [each for each in self._roster.instances.values() if each.spec.role is Role.DECODE]
         states = [instance.view(now) for instance in decoders]
-        needed = {name for model in self._hard for name in self._needed(model, now)}
+        needed = self._needed(now)
         for state in states:
             state.needed = state.id in needed
         return states
 
-    def _needed(self, model: str, now: float) -> set[str]:
-        """Ids of decode instances that alone can keep the pace or the deadline of some recent request."""
-        able = [each for each in self._roster.of_model(model) if each.takes_decodes]
-        return sole_keepers(self._hard[model].recent(undominated(able), now), able)
+    def wanted(self, now: float) -> set[str]:
+        """Ids of decode instances that left and that recent requests need."""
+        found: set[str] = set()
+        for model, keepers in self._keepers.items():
+            serving = self._serving(model)
+            found |= keepers.wanted(serving, undominated(serving), now)
+        return found
 
-    def _note(self, request: Request, now: float) -> None:
-        known = self._hard.get(request.model)
-        if known is None:
-            known = self._hard[request.model] = HardRequests()
-        known.note(request, now)
+    def _needed(self, now: float) -> set[str]:
+        """Ids of decode instances that alone can keep the pace or the deadline of some recent request."""
+        found: set[str] = set()
+        for model, keepers in self._keepers.items():
+            serving = self._serving(model)
+            found |= keepers.needed(serving, undominated(serving), now)
+        return found
+
+    def _serving(self, model: str) -> list[ShadowInstance]:
+        return [each for each in self._roster.of_model(model) if each.takes_decodes]
 
     def learned_state(self) -> dict[str, dict[str, Any]]:
         """All that was learned of decode instances, for another process (`controller.dispatch.learned`)."""
@@ -157,7 +165,7 @@ class Migrator:
     # ---- what happens ----------------------------------------------------------------------------------------------
 
     def _prefill_sent(self, event: ev.PrefillSent, now: float, actions: list[ev.Action]) -> None:
-        self._note(event.request, now)
+        self._keepers[event.request.model].note(event.request, now)
         # Nothing is left of an earlier attempt, and what was decided for it in this pass no longer applies.
         self.rollback.forget(event.request.id)
         actions[:] = [each for each in actions if not _is_of_earlier(each, event)]
@@ -325,6 +333,7 @@ class Migrator:
         before = self._roster.instances.get(event.spec.id)
         self._roster.handle(event)
         self._incompatible.forget(event.spec.id)
+        self._keepers[event.spec.model].joined(event.spec.id)
         self._instances_changed(event.spec.model, now)
         if before is not None and before.spec.model != event.spec.model:
             self._instances_changed(before.spec.model, now)
@@ -354,6 +363,8 @@ class Migrator:
         self._roster.handle(event)
         if instance is not None:
             self._instances_changed(instance.spec.model, now)
+            if instance.spec.role is Role.DECODE:
+                self._keepers[instance.spec.model].left(instance)
         self.links.forget(gone, self._roster.instances)
         self.first_bytes.forget(gone)
         self._incompatible.forget(gone)

@@ -15,7 +15,7 @@ from controller.models.fleet import Role, Weights
 from controller.scale import ScalerMemory
 from controller.scale.capacity_plan import NOTHING_TO_START, TEMPLATE_PAUSED, OtherStage, StageCapacity
 from controller.scale.load import FleetObservation
-from controller.scale.observation import InstanceRow, observe
+from controller.scale.observation import InstanceRow, fresh, observe, wanted_by_requests
 from controller.scale.warm_pool import Spare, share, target_size, weight_source
 from controller.selectors.fleet.scaling import cold_start_s, patterns
 from controller.selectors.fleet.topology import room_for, warm_on
@@ -73,7 +73,8 @@ def stage_of(policy: ScalingPolicy, fleet: Sequence[FleetMessage], now: float) -
     ]
     seen = observe(known, fleet, now, policy.model.name, role=policy.role)
     engine_ready = bool(seen.having("ready"))
-    spares = tuple(spare_of(row, engine_ready=engine_ready) for row in (*pool, *sleepers))
+    needed = wanted_by_requests(fresh(fleet, now))
+    spares = tuple(spare_of(row, engine_ready=engine_ready, needed=row.pk in needed) for row in (*pool, *sleepers))
     capacity = StageCapacity(
         config=scaling_config(policy),
         seen=seen,
@@ -138,13 +139,13 @@ def _same_devices(one: Instance, other: Instance) -> bool:
     return one.host_id == other.host_id and len(kinds) <= 1
 
 
-def spare_of(row: Instance, *, engine_ready: bool = False) -> Spare:
+def spare_of(row: Instance, *, engine_ready: bool = False, needed: bool = False) -> Spare:
     """A warm spare or a sleeper for the capacity plan. `engine_ready`: whether an engine of its stage could send its
-    weights."""
+    weights. `needed`: whether recent requests need it."""
     ready = row.observed_state == Instance.Observed.READY and row.url != ""
     level = row.sleep_level if row.weights == Weights.ASLEEP else 0
     source = weight_source(sleep_level=level, copies=row.backend in LOADABLE, engine_ready=engine_ready)
-    return Spare(row.pk, ready, row.desired_at.timestamp(), not row.abilities.starts, source, level)
+    return Spare(row.pk, ready, row.desired_at.timestamp(), not row.abilities.starts, source, level, needed)
 
 
 def _sleepers(wanted: Sequence[Instance]) -> list[Instance]:

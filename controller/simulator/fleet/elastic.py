@@ -185,7 +185,7 @@ class Elastic:
         """The stage, and everything that its next instances can come from."""
         seen = looks[stage.role]
         others = [OtherStage(other.config, looks[other.role], other.state) for other in self.stages]
-        spares, room = self._sources([*self._warm(now, seen), *self._sleepers(stage, seen)])
+        spares, room = self._sources([*self._warm(now, seen), *self._sleepers(stage, seen, now)])
         return StageCapacity(
             config=stage.config,
             seen=seen,
@@ -211,12 +211,20 @@ class Elastic:
         warm = self._run.cluster.warm.items()
         return [Spare(name, each.ready_at <= now, each.since, source=source) for name, each in warm]
 
-    def _sleepers(self, stage: ScaledStage, seen: FleetObservation) -> list[Spare]:
+    def _sleepers(self, stage: ScaledStage, seen: FleetObservation, now: float) -> list[Spare]:
         cluster = self._run.cluster
+        asleep = {name: each for name, each in cluster.asleep.items() if cluster.role_of(name) is stage.role}
+        wanted = self._run.scheduler.wanted(now) if asleep else set()
         return [
-            Spare(name, True, each.since, source=self._weight_source(each.level, seen), sleep_level=each.level)
-            for name, each in cluster.asleep.items()
-            if cluster.role_of(name) is stage.role
+            Spare(
+                name,
+                True,
+                each.since,
+                source=self._weight_source(each.level, seen),
+                sleep_level=each.level,
+                needed=name in wanted,
+            )
+            for name, each in asleep.items()
         ]
 
     def _weight_source(self, level: int, seen: FleetObservation) -> int:

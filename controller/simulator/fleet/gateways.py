@@ -86,6 +86,9 @@ class GatewayGroup:
                 found[state.id].kept_kv, found[state.id].needed = kept, needed
         return list(found.values())
 
+    def wanted(self, now: float) -> set[str]:
+        return {name for scheduler in self.schedulers for name in scheduler.wanted(now)}
+
     def queue(self) -> GatewayQueues:
         return GatewayQueues(self.schedulers)
 

@@ -172,3 +172,31 @@ def test_a_decoder_whose_steps_were_measured_is_not_guessed_for_the_prefills_it_
         for at in range(1, 40):
             instance.progress("r", 1 + 10 * at, at * 10 * step_s)
     assert sole_keepers([asked], [slow, fast]) == {"b"}
+
+
+def test_one_that_left_is_wanted_while_requests_are_refused_for_the_want_of_it():
+    dispatcher = fleet()
+    dispatcher.handle([ev.InstanceDown("fast")], 0.0)
+    dispatcher.handle([ev.Arrived(request("easy", ttft=5.0, tpot=1.0))], 1.0)
+    assert dispatcher.wanted(1.0) == set()
+    hard = request("hard", arrival=2.0, ttft=0.2, prompt=1000)
+    dispatcher.handle([ev.Arrived(hard)], 2.0)
+    assert dispatcher.wanted(2.0) == dispatcher.wanted(60.0) == {"fast"}
+    dispatcher.handle([up("fast", SPEED)], 61.0)
+    assert (dispatcher.wanted(61.0), needed(dispatcher, 61.0)) == (set(), {"fast"}), "its client may come back"
+    dispatcher.handle([ev.InstanceDown("fast")], 200.0)
+    assert dispatcher.wanted(200.0) == set()
+
+
+def test_a_decoder_that_left_is_wanted_for_its_pace():
+    scheduler = disaggregated(SPEED, decoders=(SPEED, SLOW))
+    scheduler.handle([ev.InstanceDown("decode0")], 0.0)
+    scheduler.handle([ev.Arrived(request("r", ttft=5.0, tpot=0.04))], 0.0)
+    assert scheduler.wanted(0.0) == {"decode0"}
+
+
+def test_one_whose_speed_was_only_guessed_is_not_wanted():
+    dispatcher = build_dispatcher("slackline")
+    dispatcher.handle([up("slow", SLOW), up("gone", None), ev.InstanceDown("gone")], 0.0)
+    dispatcher.handle([ev.Arrived(request("hard", ttft=0.2, prompt=1000))], 0.0)
+    assert dispatcher.wanted(0.0) == set()

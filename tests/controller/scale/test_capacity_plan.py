@@ -57,6 +57,15 @@ def test_all_sources_together_give_in_order_of_speed():
     assert steps(ALL, ScaleOut(6)) == IN_ORDER
 
 
+def test_a_sleeper_that_requests_need_comes_before_the_other_stage_and_before_nearer_weights():
+    needed = replace(ALL, spares=(DEEP._replace(needed=True), WARM, LIGHT))
+    assert steps(needed, ScaleOut(1)) == (WakeUp("deep sleeper", 2),)
+    assert needed.observation(NOW).needed_asleep
+    assert not ALL.observation(NOW).needed_asleep
+    starting = replace(ALL, spares=(DEEP._replace(needed=True, ready=False),))
+    assert not starting.observation(NOW).needed_asleep
+
+
 @pytest.mark.parametrize("asked", range(len(IN_ORDER) + 1))
 def test_so_many_as_are_asked_for_and_no_more(asked):
     assert steps(ALL, ScaleOut(asked)) == IN_ORDER[:asked]

@@ -64,6 +64,16 @@ def test_what_requests_need_goes_last_and_not_for_a_low_load():
     assert run.tick(both) == [Drain("a")]
 
 
+def test_a_sleeper_that_requests_need_is_woken_whatever_the_load_is():
+    wanted = replace(fleet(0.2), needed_asleep=True)
+    run = Run(replace(CONFIG, cooldown_s=2.0))
+    assert [run.tick(wanted) for _ in range(3)] == [[ScaleOut(1)], [], [ScaleOut(1)]]
+    assert run.reasons() == ["needed_asleep"] * 2
+    assert Run().tick(replace(wanted, members=(*wanted.members, Member("new", "starting")))) == [], "that may be it"
+    assert Run(replace(CONFIG, max_instances=len(wanted.members))).tick(wanted) == []
+    assert Run().tick(replace(wanted, age_s=60.0)) == [], "on stale telemetry nothing changes"
+
+
 def test_it_keeps_an_instance_for_as_long_as_another_takes_to_start():
     slow, quick = replace(fleet(0.2), start_s=10.0), replace(fleet(0.2), start_s=2.0)
     run = Run()

@@ -69,7 +69,7 @@ def test_both_stay_where_each_is_needed():
 
 @pytest.mark.parametrize("fast", [0, 1], ids=["first", "second"])
 def test_it_sleeps_while_no_one_needs_it_and_keeps_its_requests_once_a_rush_has_woken_it(fast):
-    """It costs while it sleeps. Nothing is known of it any more when it wakes."""
+    """It costs while it sleeps."""
     instances = (FAST, SLOW) if fast == 0 else (SLOW, FAST)
     demands = [*loose(0, 40), *loose(40, 52, 14, 100), *tight(53, 70)]
     result = run(demands, instances, sleep_level=1, wake_s=1.0)
@@ -83,6 +83,32 @@ def test_it_sleeps_while_no_one_needs_it_and_keeps_its_requests_once_a_rush_has_
     cost = {use.id: use.provisioned_s for use in result.instances}
     assert set(cost) == {"engine-0", "engine-1"}
     assert min(cost.values()) > 0.98 * result.ended_at
+
+
+@pytest.mark.parametrize("fast", [0, 1], ids=["first", "second"])
+def test_it_is_woken_once_requests_need_it_though_load_is_low(fast):
+    """Those that come before it is awake are refused: the other cannot keep them, and waking takes longer than they may
+    wait. Then the other one sleeps."""
+    instances = (FAST, SLOW) if fast == 0 else (SLOW, FAST)
+    result = run([*loose(0, 200), *tight(60, 80)], instances, sleep_level=1, wake_s=1.0)
+    slept = [(d.at, d.figures["asleep"]) for d in result.decisions if "asleep" in d.figures]
+    ((at, reason, woken),) = [(d.at, d.reason, d.figures["woken"]) for d in result.decisions if "woken" in d.figures]
+    assert (reason, woken) == ("needed_asleep", f"engine-{fast}")
+    assert 60 <= at <= 62
+    assert {each.outcome for each in of(result, "tight", 0, at)} == {"refused"}
+    after = of(result, "tight", start_s=at + 2)
+    assert len(after) >= 15
+    assert {each.instance for each in after} == {f"engine-{fast}"}
+    assert all(each.attained for each in [*after, *of(result, "loose")])
+    assert [name for _, name in slept] == [f"engine-{fast}", f"engine-{1 - fast}"]
+    assert slept[0][0] < 60 < at < slept[1][0]
+
+
+def test_a_client_that_was_refused_is_served_when_it_comes_back():
+    """Once a minute, as its refusal says; each time alone, so nothing else keeps the fast one awake."""
+    result = run([*loose(0, 260), *tight(60, 61), *tight(120, 121), *tight(180, 181)], (FAST, SLOW), sleep_level=1)
+    assert [each.outcome for each in of(result, "tight")] == ["refused", "ok", "ok"]
+    assert sum("woken" in d.figures for d in result.decisions) == 1
 
 
 def test_what_only_it_can_keep_is_refused_while_it_is_away_and_at_no_other_time():
