@@ -1,19 +1,27 @@
 """Sleep as a way to scale: who is woken before anything is started, and who is put to sleep instead of stopped."""
 
+import asyncio
 import json
+from dataclasses import replace
 from datetime import timedelta
 
+import orjson
 import pytest
 from django.core.exceptions import ValidationError
 from django.db import connection
 from django.utils import timezone
 
+from api.openai import status
+from controller.core.snapshot import ModelConfig
+from controller.core.types import InstanceSpec, LatencyCoefficients
 from controller.models import Action, Instance
 from controller.services.actors import SYSTEM
 from controller.services.fleet.actions import action_end, action_lease, first_served_watch
 from controller.services.fleet.instances import instance_observe, instance_register
 from controller.services.fleet.scaling_policies import scaling_policy_update
 from controller.services.fleet.sleeping import sleep_order, wake_order
+from tests.api.openai.gateways import TestBed, completion, snapshot
+from tests.waiting import until_on_loop
 from tests.workers.tasks.test_scaling import fleet, tick
 
 pytestmark = [pytest.mark.db, pytest.mark.django_db]
@@ -65,6 +73,36 @@ def test_a_sleeper_is_no_capacity_and_is_woken_before_a_new_one_is_started(polic
     ends("weights_load", "e2")
     row.refresh_from_db()
     assert (row.weights, row.sleep_level) == ("present", 0)
+
+
+QUICK = LatencyCoefficients(0.01, 1e-4, 0.0, 0.02, 0.0, 0.0)  # 500 tokens take 0.06 s
+SLOW = LatencyCoefficients(0.01, 1e-2, 0.0, 0.02, 0.0, 0.0)  # 5 s
+
+
+async def after_a_refusal():
+    """What a gateway publishes once `e2` has gone to sleep and a request came that only it could keep."""
+    e1, e2 = (InstanceSpec(id, "mid", backend="fake", latency=latency) for id, latency in (("e1", SLOW), ("e2", QUICK)))
+    models = (ModelConfig("mid", (), context_tokens=1000),)
+    config = replace(snapshot(()), instances=(e1, e2), models=models)
+    body = completion(model="mid", prompt=[1] * 500, target_ttft=0.3)
+    async with TestBed(config) as bed:
+        assert (await bed.ask(body)).status == 200
+        bed.gateway.configure(replace(config, instances=(e1,)))
+        await until_on_loop(lambda: len(bed.gateway.fleet.seats) == 1)
+        before = status.fleet_message(bed.gateway, 1, [])
+        assert (await bed.ask(body)).error["code"] == "slo_infeasible"
+        return [orjson.loads(orjson.dumps(each)) for each in (before, status.fleet_message(bed.gateway, 2, []))]
+
+
+def test_a_sleeper_is_woken_once_a_request_was_refused_that_only_it_can_keep(policy, two):
+    """From the gateway's answer to the order, at no load."""
+    before, after = asyncio.run(after_a_refusal())
+    asleep("e2")
+    assert tick(policy, [before]) is None
+    decision = tick(policy, [after])
+    assert (decision.kind, decision.reason) == ("scale_out", "needed_asleep")
+    assert decision.outcome == {"started": ["e2"], "woken": {"e2": {"level": 1}}}
+    assert Instance.objects.get(pk="e2").weights == "loading"
 
 
 def test_somebody_elses_vllm_that_sleeps_can_be_woken(policy, two):
