@@ -380,6 +380,27 @@ async def test_packets_of_both_ends_are_marked(path: str, monkeypatch: pytest.Mo
     assert len({wire_class for wire_class, _ in seen}) * 2 <= len(seen), "each class at both ends"
 
 
+async def test_little_of_a_scheduled_transfer_is_unsent_in_the_kernel_and_none_in_the_process_at_a_turn(
+    path: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    found: list[tuple[int, int, int]] = []
+    take_turn = source._Sending._turn
+
+    async def watched(self: source._Sending) -> dict[str, int]:
+        told = await take_turn(self)
+        transport = self._writer.transport
+        low = self._writer.get_extra_info("socket").getsockopt(socket.IPPROTO_TCP, socket.TCP_NOTSENT_LOWAT)
+        found.append((low, transport.get_write_buffer_limits()[1], transport.get_write_buffer_size()))
+        return told
+
+    monkeypatch.setattr(source._Sending, "_turn", watched)
+    async with sharing(path, "mfs") as (_, _, made):
+        made.keep()
+        made.load(due_in_s=2.0)
+        await until_on_loop(lambda: made.look().sent and made.moved.loaded, WAIT_S)
+    assert found == [(source.UNSENT_BYTES, 0, 0)] * LAYERS
+
+
 # ---- a sender that dies, or is none ----------------------------------------------------------------------------------
 
 

@@ -1,5 +1,6 @@
 """Prefills over a network: alone as computed by hand, all served, and layers kept apart from what they compete with."""
 
+import itertools
 import random
 import statistics
 from dataclasses import replace
@@ -10,7 +11,7 @@ from controller.core.errors import ConfigError
 from controller.flow.batches import BatchOrder, Pruned, order_batches
 from controller.flow.flows import FlowStage
 from controller.flow.policies import FLOW_POLICIES
-from controller.flow.scheduler import BatchComputed, BatchQueued, LayerStarted
+from controller.flow.scheduler import BatchComputed, BatchQueued, LayerStarted, OrderSent
 from controller.simulator.flows import prefill
 from controller.simulator.flows.cluster import ModelShape, PrefillShape
 from controller.simulator.flows.prefill import PrefillRequest, PrefillRun, PrefillSettings, alone_s
@@ -120,6 +121,28 @@ TO_PRUNE = [
     PrefillRequest("heavy", 0.002, 4000, 3900, "x"),  # fetches from the first one's instance, and waits behind "ahead"
     PrefillRequest("light", 0.003, 500, 0, "z"),  # in one batch with it
 ]
+
+
+@pytest.mark.parametrize(("order_s", "orders_per_s"), [(0.0, 20.0), (0.3, 20.0), (0.3, 2.0)])
+def test_orders_reach_hosts_late_and_are_made_so_many_times_a_second(monkeypatch, order_s, orders_per_s):
+    made, told, tell = [], [], FlowRun.tell
+
+    def order(batches, bandwidth, budget, now, in_vain):
+        made.append(now)
+        return order_batches(batches, bandwidth, budget, now, in_vain=in_vain)
+
+    def heard(self, host, events):
+        told.extend(self.now for event in events if isinstance(event, OrderSent))
+        tell(self, host, events)
+
+    monkeypatch.setattr(prefill, "order_batches", order)
+    monkeypatch.setattr(FlowRun, "tell", heard)
+    shape = replace(SEQUENCE, nic_bytes_per_s=1e8)
+    settings = PrefillSettings(shape, 2, order_s=order_s, orders_per_s=orders_per_s)
+    PrefillRun(settings, FLOW_POLICIES["mfs"]).serve(requests(20, 10.0))
+    in_time = [at for at in made if at + order_s <= max(told)]
+    assert sorted(set(told)) == pytest.approx([at + order_s for at in in_time])
+    assert min(later - before for before, later in itertools.pairwise(made)) >= 1 / orders_per_s - 1e-9
 
 
 def test_nobody_is_pruned_for_a_batch_that_stays_too_late_if_so_set():

@@ -25,7 +25,7 @@ from workers.engine.kv.progress import KvProgress
 from workers.engine.kv.server import KvServer
 from workers.engine.kv.store import EmulatedKv
 from workers.engine.kv.transfer import KvTraffic
-from workers.engine.kv.turns import LayerStarts, TurnsConfig
+from workers.engine.kv.turns import UNSENT_BYTES, LayerStarts, Turns, TurnsConfig
 from workers.flowd import client as flow_client
 from workers.flowd.client import FlowClient
 
@@ -191,6 +191,25 @@ async def test_packets_of_both_ends_are_marked_while_it_moves(path, monkeypatch)
         await until_on_loop(lambda: len(marked) == 2)
         assert marked == [0, None], "the next operation of this connection is none of this transfer"
         assert seen == [0xE0]
+
+
+@pytest.mark.parametrize("scheduled", [True, False])
+async def test_what_could_not_be_called_back_is_little_and_none_of_it_is_ours_at_a_turn(path, monkeypatch, scheduled):
+    """Before each layer nothing of the layers before it is in the process, and little may be unsent in the kernel."""
+    found, take_turn = [], Turns.next
+
+    async def watched(self: Turns, *args: Any) -> dict[str, int]:
+        told = await take_turn(self, *args)
+        low = self._writer.get_extra_info("socket").getsockopt(socket.IPPROTO_TCP, socket.TCP_NOTSENT_LOWAT)
+        found.append((low, max(self._writer.transport.get_write_buffer_limits())))
+        assert not scheduled or self._writer.transport.get_write_buffer_size() == 0
+        return told
+
+    monkeypatch.setattr(Turns, "next", watched)
+    async with serving(path), connected(path) as client, transfers(client if scheduled else None) as both:
+        await both.pull()
+    assert len(found) == STORE.layers
+    assert (set(found) == {(UNSENT_BYTES, 0)}) is scheduled
 
 
 async def test_layers_of_a_step_with_a_transfer_are_reported_as_they_begin(path):
