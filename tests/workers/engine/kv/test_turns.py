@@ -30,7 +30,7 @@ from workers.flowd import client as flow_client
 from workers.flowd.client import FlowClient
 
 TOKENS = 64
-STORE = EmulatedKv(layers=4, token_bytes=64)
+STORE = EmulatedKv(layers=4, token_bytes=4096)
 
 
 class Transfers:
@@ -87,6 +87,8 @@ async def test_a_held_transfer_is_not_cut_and_its_holding_is_no_bandwidth(path, 
         assert 1.0 < moved.held_s <= moved.seconds
         assert moved.moving_s < 0.5
         assert both.turns.traffic.held_s == pytest.approx(moved.held_s)
+        (link,) = both.links._links.values()
+        assert link.health.bandwidth_bytes_s == pytest.approx(moved.bytes / moved.moving_s)
         assert both.turns.traffic.unscheduled == 0
 
 
