@@ -8,6 +8,7 @@ from controller.core.errors import ConfigError
 from controller.flow.flows import FlowStage, MsFlow
 from controller.flow.policies import DeferAndPromote
 from controller.flow.scheduler import (
+    BatchQueued,
     FlowProgress,
     FlowScheduler,
     LayerNeeded,
@@ -225,14 +226,25 @@ def test_a_transfer_that_may_have_been_sent_since_the_last_report_is_not_late_ye
     assert permits(made.handle([FlowProgress("a", 0.5)], 0.6)[0])["a"].rank[0] == 8
 
 
-def test_a_batch_that_waits_for_its_unit_is_further_away():
-    made = scheduler()
-    from controller.flow.scheduler import BatchQueued
+@pytest.mark.parametrize(("queued", "ahead"), [(True, 22), (False, 0)])
+def test_a_batch_that_waits_for_its_unit_is_further_away(queued, ahead):
+    """By the layers of the batch before it that are not computed yet; or by none, as one setting has it."""
+    made = scheduler(queued=queued)
+    made.handle([BatchQueued("w", "b", 32), BatchQueued("w", "c", 32), LayerStarted("w", "b", 10)], 0.0)
+    flows = [
+        MsFlow(name, FlowStage.REUSE, 1.0, "out", "in", "w", name, ("r",), layer)
+        for name, layer in (("b", 12), ("c", 2))
+    ]
+    turns = permits(made.handle([Submitted(flow) for flow in flows], 0.0)[0])
+    assert (turns["b"].rank[1], turns["c"].rank[1]) == (2, 2 + ahead)
 
-    made.handle([BatchQueued("u", "b", 32), BatchQueued("u", "c", 32)], 0.0)
-    turns = permits(made.handle([Submitted(reuse(2, "c", "c2")), Submitted(reuse(12, "b", "b12"))], 0.0)[0])
-    assert turns["b12"].rank[1] == 2
-    assert turns["c2"].rank[1] > turns["b12"].rank[1]
+
+def test_reuse_does_not_fall_back_when_another_batch_overtakes_its_own():
+    made = scheduler()
+    made.handle([BatchQueued("w", "c", 32), BatchQueued("w", "d", 32)], 0.0)
+    flow = MsFlow("c2", FlowStage.REUSE, 1.0, "out", "in", "w", "c", ("r",), 2)
+    assert permits(made.handle([Submitted(flow)], 0.0)[0])["c2"].rank[1] == 2
+    assert permits(made.handle([LayerStarted("w", "d", 0)], 0.1)[0]) == {}  # 32 layers more before it
 
 
 def test_weight_loads_come_after_requests_with_a_floor_and_before_scavengers():
