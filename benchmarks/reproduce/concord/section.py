@@ -9,7 +9,7 @@ from itertools import pairwise
 from pathlib import Path
 
 from benchmarks.reproduce.claims import PRINTED, PRINTED_STRONGER, Claim, Plot, Progress, Section, Table, Value
-from benchmarks.reproduce.concord import agents, chance, oracle, trained, trained_systems
+from benchmarks.reproduce.concord import ablation, agents, chance, oracle, trained, trained_systems
 from benchmarks.reproduce.concord.lab import (
     AUTELLIX,
     BLIND,
@@ -84,7 +84,7 @@ class Lab:
         return {name: {rate: [self.figures(name, Case(rate, programs, seed))] for rate in rates} for name in names}
 
 
-OWN_PARTS = ("systems", oracle.PART, trained.PART, chance.PART, trained_systems.PART)
+OWN_PARTS = ("systems", oracle.PART, trained.PART, ablation.PART, chance.PART, trained_systems.PART)
 PARTS = (*OWN_PARTS, agents.PART)  # the last one needs a trace that is not shipped
 
 
@@ -105,6 +105,8 @@ def reproduce(progress: Progress, quick: bool, parts: Sequence[str] = OWN_PARTS,
         made.append(oracle.reproduce(calm or stored_best(), quick, progress))
     if trained.PART in parts:
         made.append(trained.reproduce(quick, progress))
+    if ablation.PART in parts:
+        made.append(ablation.reproduce(quick, progress))
     if chance.PART in parts:
         made.append(chance.reproduce(quick, progress))
     if trained_systems.PART in parts:
