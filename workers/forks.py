@@ -12,14 +12,18 @@ import orjson
 from workers.live import Dialogue
 from workers.steps import STEPS_KEY, name_of_step
 
+LONGEST_LEASE_S = 3_600.0  # that a client may ask for
+
 
 class KvCheckpoint(NamedTuple):
-    """`request_id`: of the request that left it at the instance. `tokens`: of its prompt and its answer."""
+    """`request_id`: of the request that left it at the instance. `tokens`: of its prompt and its answer. `step`: as
+    `name_of_step` names it; "": an older release stored it."""
 
     instance: str
     request_id: str
     tokens: int
     lease_s: float
+    step: str = ""
 
 
 def _key(tenant: str, kind: str, name: str) -> str:
@@ -28,8 +32,11 @@ def _key(tenant: str, kind: str, name: str) -> str:
 
 
 def keep_checkpoint(tenant: str, workflow: str, step: str, found: KvCheckpoint) -> Dialogue[None]:
-    raw, ms = orjson.dumps(list(found)), int(found.lease_s * 1000)
-    yield ("SET", _key(tenant, "at", name_of_step(workflow, step)), raw, "PX", ms)
+    name, of_workflow = name_of_step(workflow, step), _key(tenant, "steps", workflow)
+    raw, ms = orjson.dumps(list(found._replace(step=name))), int(found.lease_s * 1000)
+    yield ("SET", _key(tenant, "at", name), raw, "PX", ms)
+    yield ("SADD", of_workflow, name)
+    yield ("PEXPIRE", of_workflow, int(LONGEST_LEASE_S * 1000))
 
 
 def read_checkpoint(tenant: str, workflow: str, step: str) -> Dialogue[KvCheckpoint | None]:
@@ -37,10 +44,25 @@ def read_checkpoint(tenant: str, workflow: str, step: str) -> Dialogue[KvCheckpo
     return _checkpoint(raw)
 
 
+def forget_checkpoints(tenant: str, workflow: str) -> Dialogue[list[KvCheckpoint]]:
+    """Those of a workflow, which nobody needs any more."""
+    of_workflow, gone = _key(tenant, "steps", workflow), []
+    for name in (yield ("SMEMBERS", of_workflow)):
+        at = _key(tenant, "at", name.decode())
+        found = _checkpoint((yield ("GET", at)))
+        yield ("DEL", at)
+        if found is not None:
+            gone.append(found)
+    yield ("DEL", of_workflow)
+    return gone
+
+
 def open_fork(tenant: str, fork: str, branches: int, found: KvCheckpoint, *, gone: bool = False) -> Dialogue[None]:
     """`gone`: the checkpoint is not at its engine any more, so no branch goes on from it."""
     ms = int(found.lease_s * 1000)
     left = _key(tenant, "left", fork)
+    if not gone:
+        yield from renew_step(tenant, found)
     yield ("SADD", left, *range(branches))
     yield ("PEXPIRE", left, ms)
     yield ("SET", _key(tenant, "fork", fork), orjson.dumps(found.lease_s if gone else list(found)), "PX", ms)
@@ -68,6 +90,15 @@ def join_branch(tenant: str, branch: str) -> Dialogue[KvCheckpoint | None]:
         for kind in ("fork", "left"):
             yield ("PEXPIRE", _key(tenant, kind, fork), int(lease_s * 1000))
     return found
+
+
+def renew_step(tenant: str, found: KvCheckpoint) -> Dialogue[None]:
+    """Its lease has begun again at the engine, so it can be forked as long."""
+    if found.step:
+        ms = int(found.lease_s * 1000)
+        yield ("PEXPIRE", _key(tenant, "at", found.step), ms)
+        of_workflow = _key(tenant, "steps", found.step.partition(":")[2])
+        yield ("PEXPIRE", of_workflow, int(LONGEST_LEASE_S * 1000))
 
 
 def end_branch(tenant: str, branch: str) -> Dialogue[tuple[bool, KvCheckpoint | None]]:

@@ -24,11 +24,13 @@ from workers.backends.base import Backend, EngineError, NotSupported
 from workers.forks import (
     KvCheckpoint,
     end_branch,
+    forget_checkpoints,
     join_branch,
     keep_checkpoint,
     lose_checkpoint,
     open_fork,
     read_checkpoint,
+    renew_step,
 )
 from workers.live import LiveUnavailable, Talks
 
@@ -125,6 +127,21 @@ class Forks:
         if last is not None:
             await self._free(last)
 
+    def forget(self, tenant: str, workflow: str) -> None:
+        """The workflow was cancelled: its checkpoints are freed, in the background. What stays for want of Redis ends
+        with its lease."""
+        if self.board is not None:
+            self._spawn(self._forget(self.board, tenant, workflow))
+
+    async def _forget(self, board: Talks, tenant: str, workflow: str) -> None:
+        try:
+            gone = await board.run(forget_checkpoints(tenant, workflow))
+        except LiveUnavailable as error:
+            log.info("checkpoints of a cancelled workflow were not freed: %s", error)
+            return
+        for each in gone:
+            await self._free(each)
+
     def _board(self) -> Talks:
         if self.board is None:
             raise ApiError("workflows_unavailable", "This gateway runs alone and keeps no workflows.")
@@ -168,11 +185,13 @@ class Forks:
     async def _renewed(self, board: Talks, tenant: str, branch: str, found: KvCheckpoint) -> None:
         """Its lease begins again. If the engine does not have it any more (evicted, or started again), the scheduler
         must not count with it for further branches."""
-        if await self._renew(found) is False:
-            try:
-                await board.run(lose_checkpoint(tenant, branch))
-            except LiveUnavailable as error:
-                log.info("a lost checkpoint was not forgotten: %s", error)
+        held = await self._renew(found)
+        if held is None:
+            return
+        try:
+            await board.run(renew_step(tenant, found) if held else lose_checkpoint(tenant, branch))
+        except LiveUnavailable as error:
+            log.info("the lease of a checkpoint was renewed or lost, and nobody told: %s", error)
 
     def place(self, request: Request, found: KvCheckpoint | None, now: float) -> Placed:
         """Go on from the checkpoint, or compute all of it where that costs less: seconds until its first token, by

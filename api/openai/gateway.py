@@ -345,6 +345,7 @@ class Gateway:
     def end_workflow(self, tenant: str, workflow: str, by: str) -> None:
         """The workflow was cancelled: its requests end, and what is kept of it is forgotten."""
         self.steps.forget(tenant, workflow)
+        self.forks.forget(tenant, workflow)
         self.runtime.end_workflow(tenant, workflow, by)
         self.shared_calls.end_workflow(tenant, workflow, by)
 

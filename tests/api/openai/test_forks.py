@@ -52,9 +52,9 @@ def decided(record):
     return next(each for each in record.decisions if each["kind"] == "fork")
 
 
-async def checkpoint(bed):
+async def checkpoint(bed, **fields):
     """The instance at which a step has left one, and its request."""
-    answer = await bed.ask(step())
+    answer = await bed.ask(step(**fields))
     assert answer.status == 200
     await until_on_loop(lambda: live._client(settings.REDIS_URL).keys("answers:acme|at:*"))
     return answer.headers["x-slackline-instance"], answer.headers["x-slackline-request-id"]
@@ -98,6 +98,34 @@ async def test_branches_go_where_the_checkpoint_is_at_any_gateway_and_the_last_o
         assert decided(one.sink.records[-1])["reason"] == "checkpoint_lost"
         keys = live._client(settings.REDIS_URL).keys("answers:acme|*")
         assert not [key for key in keys if b"fork:" in key or b"left:" in key]
+
+
+async def test_forks_and_branches_keep_the_step_as_long_as_its_kv():
+    """Else a client that died could not fork again, while the engine still holds the KV for its branches."""
+    async with gateway() as bed:
+        await checkpoint(bed)
+        redis = live._client(settings.REDIS_URL)
+        (at,) = redis.keys("answers:acme|at:*")
+        redis.pexpire(at, 900)
+        names = shown(await fork(bed))["branches"]
+        assert redis.pttl(at) > 50_000
+        redis.pexpire(at, 900)
+        await bed.ask(branch(names[0]))
+        await until_on_loop(lambda: redis.pttl(at) > 50_000)
+
+
+async def test_a_cancelled_workflow_frees_its_checkpoints_at_once():
+    async with gateway("gw-a") as one, gateway("gw-b") as two:
+        where, request_id = await checkpoint(one, workflow_deadline=60)
+        other = await one.ask(completion(metadata={"workflow_id": "w2", "step_key": "plan"}, checkpoint=60))
+        await until_on_loop(lambda: len(live._client(settings.REDIS_URL).keys("answers:acme|at:*")) == 2)
+        names = shown(await fork(two))["branches"]
+        assert (await two.ask(b"", "/v1/workflows/w1/cancel")).status == 200
+        freed = one.backend(where).freed, two.backend(where).freed
+        await until_on_loop(lambda: request_id in freed[0] + freed[1])
+        assert other.headers["x-slackline-request-id"] not in freed[0] + freed[1]
+        assert ((await fork(one)).status, (await fork(one, "w2")).status) == (404, 201)
+        assert (await end(one, names[0])).status == 200
 
 
 async def test_it_is_computed_elsewhere_where_that_costs_less():
