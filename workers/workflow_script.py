@@ -84,12 +84,12 @@ local function call_of(key, workflow, call, most, own, numbers, at)
 end
 
 -- The numbers that calls got in the newest run of this gateway, by the digests of their names: it may miss the answer.
+local given = {}
+
 local function remember(state, own, number)
   if asker == '' then return end
-  local field, head = 'given' .. asker, own_run .. ' '
-  local before = redis.call('HGET', state, field)
-  if not before or string.sub(before, 1, #head) ~= head then before = head end
-  redis.call('HSET', state, field, before .. own .. ' ' .. number .. ' ')
+  given[state] = (given[state] or own_run .. ' ') .. own .. ' ' .. number .. ' '
+  redis.call('HSET', state, 'given' .. asker, given[state])
 end
 
 local function remembered(state, asked, own)
