@@ -305,10 +305,16 @@ async def test_a_tenant_has_a_bounded_number_of_open_workflows(monkeypatch):
         assert (await bed.ask(call("w4", workflow_deadline=10))).status == 429
 
 
-async def test_ten_thousand_requests_of_one_workflow_take_one_entry():
-    async with gateway() as bed:
-        for _ in range(20):
-            await bed.ask(call(workflow_deadline=10))
+async def test_ten_thousand_steps_of_one_workflow_take_bounded_memory_and_the_next_one_is_served():
+    name = WORKFLOWS_KEY.format(tenant="acme")
     client = live._client(settings.REDIS_URL)
-    assert client.zcard("slackline:workflows:acme") == 1
-    assert 0 < client.ttl("slackline:workflows:acme") <= 86400 + 3600
+    for first in range(0, 10_000, AT_ONCE):
+        steps = [workflows.StepOfWorkflow("acme", "w1", 60.0, 1, 5, name=f"s{first + at}") for at in range(AT_ONCE)]
+        live.run(workflows.run_orders(steps, "gw", first + 1))
+    assert client.zcard(name) == 1
+    assert 0 < client.ttl(name) <= 86400 + 3600
+    used = sum(client.memory_usage(key) for key in client.keys("slackline:workflows:*"))
+    assert used < 30_000, used
+    async with gateway() as bed:
+        assert (await bed.ask(call(workflow_deadline=60))).status == 200
+        assert joined(bed)[0]["reason"] == "workflow_inherited"
