@@ -32,7 +32,7 @@ import math
 from bisect import insort
 from collections import OrderedDict
 from collections.abc import Collection, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from heapq import nlargest
 from typing import Any, ClassVar
 
@@ -101,6 +101,9 @@ def sequence_of(request: Request) -> Seq:
         workflow="" if request.workflow_left_s is None else f"{request.tenant}\0{request.workflow}",
     )
     seq.estimate = estimate_of(told, seq, request.arrival)
+    if seq.estimate is not None and not seq.estimate.each_token:  # what is shared need not be computed, and is goodput
+        goodput = seq.estimate.goodput + request.value * request.shared_tokens
+        seq.estimate = replace(seq.estimate, goodput=goodput)
     return seq
 
 
@@ -114,7 +117,8 @@ class CalmOrdering:
 
     def rank(self, request: Request, cost: Cost, now: float) -> Rank:
         """Behind all that a frame ranked, by eq. 4.1 on the instance that would serve it first."""
-        worth = request.value * (request.output_tokens + (request.prompt_tokens if request.targets.deadline_s else 0))
+        prompt = request.prompt_tokens + request.shared_tokens if request.targets.deadline_s else 0
+        worth = request.value * (request.output_tokens + prompt)
         return Rank((1.0, -worth / max(cost.service_s, LEAST_S), request.arrival))
 
     def frames(self) -> CalmFrames:

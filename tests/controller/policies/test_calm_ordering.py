@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 
 from controller.core import events as ev
-from controller.core.policy import Replica
+from controller.core.policy import Cost, Replica
 from controller.core.steps import Added, Seq
 from controller.core.types import Request, Targets
 from controller.policies.batching.calm import Calm, CalmConfig
@@ -54,6 +54,21 @@ def test_c2_the_most_goodput_for_its_time_first_then_the_least_slack():
     frames = ranked([bounded_z, bounded_y, bounded_x])
     assert order(frames) == ["x", "y", "z"]
     assert [frames.sent(name, "w").goodput_rate for name in "xyz"] == pytest.approx([100.0, 100.0, 75.0])
+
+
+def test_a_branch_is_worth_its_whole_prompt_though_only_its_own_part_is_computed():
+    """900 of its 1,000 tokens are at the instance: as much goodput as the same request without, for less time."""
+    replica = FREE._replace(prefill_b=0.01)
+    whole = request("whole", prompt=1000, output=50, deadline=60.0)
+    branch = request("branch", prompt=100, output=50, deadline=60.0, shared_tokens=900, shared_at="w")
+    paced = request("paced", prompt=100, output=50, least_tokens=1, most_tokens=50, shared_tokens=900, shared_at="w")
+    assert sequence_of(branch).estimate.goodput == sequence_of(whole).estimate.goodput
+    assert sequence_of(paced).estimate == sequence_of(replace(paced, shared_tokens=0)).estimate
+    frames = ranked([whole, branch], replica)
+    assert order(frames) == ["branch", "whole"]
+    ordering = CalmOrdering(FIXED)
+    cost = Cost(0.0, 1.0, 0.0)
+    assert ordering.rank(branch, cost, 0.0).key[1] == ordering.rank(whole, cost, 0.0).key[1]
 
 
 C3 = {"a": (10, 1000), "b": (9.9, 50), "c": (9.8, 900), "d": (9.6, 950), "e": (9.4, 40), "f": (5, 45)}
