@@ -291,7 +291,9 @@ class ShadowInstance:
         tokens, prefill = request.prompt_tokens, self.prefill_s(request)
         context = tokens + request.output_tokens // 2
         service = prefill + request.output_tokens * self.latency.marginal_decode(context, float(self.outstanding))
-        return Cost(prefill, service, self.latency.decode(1, context), self.first_byte_s(tokens))
+        elsewhere_s = self.decode_pace.alone_s if self.decode_pace else 0.0  # not known is no reason to refuse
+        step_s = self.latency.decode(1, context) if self.decodes else elsewhere_s
+        return Cost(prefill, service, step_s, self.first_byte_s(tokens))
 
     def prefill_s(self, request: Request) -> float:
         return self.latency.prefill_sums(*self.uncached(request))
@@ -437,8 +439,7 @@ class ShadowInstance:
     def observe_load(self, load: Load) -> None:
         """Telemetry. What exceeds our own counts in two reports in a row is the load of others. The first report of an
         instance that has none of ours counts at once, since a gateway may start into a running fleet."""
-        previous = self.load
-        self.load = load
+        previous, self.load = self.load, load
         self._reported_seqs = load.max_num_seqs or self._reported_seqs
         if previous is None or previous.awake != load.awake:
             self.changes += 1

@@ -108,6 +108,20 @@ def test_a_prefill_instance_learns_from_the_prefills_that_end_there():
     assert predicted == pytest.approx(truth, rel=0.15)
 
 
+@pytest.mark.parametrize(
+    ("output", "targets"),
+    [(30, Targets(2.0, 0.015, None, 10.0)), (200, Targets(20.0, 20.0, 4.0, 10.0))],
+    ids=["target_tbt", "deadline"],
+)
+def test_what_is_decoded_elsewhere_is_judged_by_the_steps_there(output, targets):
+    """A step takes 12 ms at the decode instance; it would take ten times as long where prompts are prefilled."""
+    slow_steps = A100._replace(**{name: 10 * getattr(A100, name) for name in ("decode_a", "decode_b", "decode_c")})
+    prefill, decode = replace(QUICK, role="prefill", latency=slow_steps), replace(QUICK, role="decode")
+    result = simulate(steady(30, 0.5, 400, output, targets), instances=(prefill, decode))
+    assert refused(result) == []
+    assert all(record.attained for record in result.records)
+
+
 def test_prompts_that_end_in_one_batch_are_learned_as_one_batch():
     """Short and long prompts share batches that are longer than the least interval to learn from."""
     prefill, decode = replace(QUICK, role="prefill"), replace(QUICK, role="decode", max_num_seqs=256)
