@@ -1,4 +1,4 @@
-"""What two engines tell a transfer daemon of a copy between them: when it is due, and that memory is short at an end."""
+"""What two engines tell a transfer daemon of a copy between them: when it is due, and a shortage of memory."""
 
 from __future__ import annotations
 
