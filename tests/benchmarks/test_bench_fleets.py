@@ -1,4 +1,4 @@
-"""The fleet matrix: files are as the cells say, no policy loses a request in any of them, and the report adds up."""
+"""The fleet matrix: files are as the cells say, the default loses no request in any of them, and the report adds up."""
 
 import json
 from dataclasses import replace
