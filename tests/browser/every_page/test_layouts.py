@@ -39,6 +39,33 @@ CROWDED = """(table) => {
       { className: "sub", textContent: "of 3,678, 2,109 with a first token" }));
   }
 }"""
+# As in a bad minute, and with high quotas. Measured in the same step, before live figures replace the texts.
+WIDE = """(box) => {
+  for (const row of box.querySelectorAll("tbody tr")) {
+    const say = (name, text) => {
+      for (const cell of row.querySelectorAll(`[data-cell=${name}]`)) cell.textContent = text;
+    };
+    for (const name of ["now-budget", "hour-budget", "budget"]) say(name, "18.2x the allowed misses");
+    say("status", "below target");
+    say("why", "timed out in the queue after its TTFT target had passed");
+    for (const quota of row.querySelectorAll("td.num > .sub")) {
+      if (/quota|limit/.test(quota.textContent)) quota.textContent = "quota 2,000,000";
+    }
+  }
+  return box.scrollWidth - box.clientWidth;
+}"""
+# How far apart the labels, and the bottoms of the inputs, of one row of a form are, in px.
+UNEVEN = """(form) => {
+  const rows = new Map();
+  for (const field of form.querySelectorAll(".field")) {
+    const box = (which) => field.querySelector(which)?.getBoundingClientRect();
+    const [label, input] = [box("label"), box("input, select")];
+    const top = Math.round(field.getBoundingClientRect().bottom / 8);
+    if (label && input) rows.set(top, [...(rows.get(top) ?? []), [label.top, input.bottom]]);
+  }
+  const apart = (numbers) => Math.max(...numbers) - Math.min(...numbers);
+  return Math.max(...[...rows.values()].flatMap((row) => [0, 1].map((side) => apart(row.map((each) => each[side])))));
+}"""
 CHART = """<!doctype html><meta charset="utf-8"><link rel="stylesheet" href="/css/tokens.css">
 <style>body { margin: 0 } .chart { height: 17rem } .plot { height: 100%% }</style>
 <div class="chart"><div class="plot"></div><div class="empty" hidden></div></div>
@@ -68,6 +95,34 @@ def test_a_long_name_wraps_and_leaves_every_class_its_actions(visit, long_class,
     for link in page.get_by_role("link", name=re.compile("^Remove ")).all():
         assert right_edge(link.bounding_box()) <= right_edge(table.bounding_box())
     assert set(table.evaluate(BROKEN)) <= {LONG, TITLE}, "no other name is broken for it"
+
+
+@pytest.mark.parametrize("path", ["/", "/tenants/"])
+def test_the_last_column_is_in_sight_whatever_the_figures(visit, path, shot):
+    page = visit("operator", path, 1280)
+    table = page.locator(".table-wrap").first
+    expect(table.locator("tbody tr").first).to_be_visible()
+    hidden = table.evaluate(WIDE)
+    shot(page, f"wide-{path.strip('/')}")
+    assert hidden == 0
+
+
+@pytest.mark.parametrize("path", ["/goodput/", "/workflows/", "/requests/", "/audit/", "/experiments/"])
+def test_fields_of_a_search_stand_on_one_line(visit, path, shot):
+    page = visit("operator", path, 1280)
+    form = page.get_by_role("search")
+    assert form.evaluate(UNEVEN) < 1
+    shot(page, f"search-{path.strip('/')}")
+    buttons = [form.get_by_role(role, name=name) for role, name in (("button", "Search"), ("link", "Clear"))]
+    tops = [button.bounding_box()["y"] for button in buttons if button.count()]
+    assert len(set(tops)) == 1
+
+
+def test_times_above_a_timeline_are_whole(visit, places, shot):
+    page = visit("viewer", f"/requests/{places['missed']}/", 1280)
+    timeline = page.locator(".timeline")
+    shot(page, "timeline")
+    assert timeline.evaluate("(box) => getComputedStyle(box).overflow") == "visible"
 
 
 @pytest.mark.parametrize("width", [1024, 1280, 1440])

@@ -280,7 +280,7 @@ def test_its_requests_are_drawn_over_time(viewer, acme):
         *(call("w", 10 - 0.1 * number, 0.05, left_s=20) for number in range(60)),
     )
     page = viewer.get("/workflows/one/", {"tenant": "acme", "workflow": "w"}).content.decode()
-    drawn = page.partition('<div class="timeline"')[2].partition("</svg>")[0]
+    drawn = page.partition('<div class="workflow-chart"')[2].partition("</svg>")[0]
     assert drawn.count("<rect class=") - drawn.count('class="share"') == 62
     assert drawn.count('class="bad"') == 1  # took longer than its share
     assert re.search('aria-label="1 plan: [^"]*, took 5 s, share 4 s"', drawn)
@@ -304,7 +304,7 @@ def test_what_shares_a_call_or_is_a_branch_is_marked_in_the_graph_with_predicted
         replace(branch, decisions=told("from_checkpoint")),
     )
     page = text_of(viewer.get(reverse("workflow"), {"tenant": "acme", "workflow": "w"}))
-    drawn = page.partition('<div class="timeline"')[2].partition("</svg>")[0]
+    drawn = page.partition('<div class="workflow-chart"')[2].partition("</svg>")[0]
     assert re.findall(r'<text class="mark"[^>]*>(\w+)<', drawn) == ["shared", "shared", "branch"]
     assert drawn.count('class="follows shared"') == 1
     assert "Dotted lines" in page
@@ -389,7 +389,7 @@ def test_tool_steps_are_drawn_with_their_parents_and_have_no_page(viewer, acme):
         call("w", 10, 1.0, id="w", stage="write", parents=["t1"], tool_steps=[tool]),
     )
     page = one(viewer, "w")
-    drawn = page.partition('<div class="timeline"')[2].partition("</svg>")[0]
+    drawn = page.partition('<div class="workflow-chart"')[2].partition("</svg>")[0]
     assert drawn.count('class="tool"') == 1
     assert 'aria-label="2 &lt;search&gt;: tool step, took 3 s"' in drawn
     assert drawn.count('class="follows"') == 2
