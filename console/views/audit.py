@@ -38,6 +38,7 @@ PAGE_ROWS = 50
 EXPORTS_AT_ONCE = 2  # of one person in a process: each asks the database for page after page
 EXPORTING: Counter[int] = Counter()  # by the person's id
 FORMATS = {"csv": ("text/csv; charset=utf-8", csv_lines), "json": ("application/json", json_lines)}
+SIDES = ("before", "after", "names")  # of a change, shown as rows
 EXACT = ("kind", "actor", "actor_type", "subject_type", "subject")
 EXPORTED = (
     "id", "at", "actor_type", "actor", "kind", "subject_type", "subject", "reason", "inputs", "outcome", "rejected",
@@ -159,7 +160,7 @@ async def counted(lines: AsyncIterator[str], person: int) -> AsyncIterator[str]:
 def decision_detail(request: HttpRequest, decision_id: int) -> HttpResponse:
     decision = get_object_or_404(Decision, pk=decision_id)
     changed = changed_fields(decision.inputs)
-    inputs = {name: value for name, value in decision.inputs.items() if not (changed and name in ("before", "after"))}
+    inputs = {name: value for name, value in decision.inputs.items() if not (changed and name in SIDES)}
     shown_inputs, outcome = linked_figures(decision, inputs, decision.outcome)
     sections = [
         ("Inputs", shown_inputs),

@@ -20,6 +20,7 @@ from controller.services.decisions import decision_record
 
 M = TypeVar("M", bound=Model)
 V = TypeVar("V", bound=Versioned)
+Names = dict[str, dict[str, str]]
 HIDDEN = frozenset({"sha256", "created_at", "updated_at"})
 
 
@@ -46,6 +47,30 @@ def as_json(row: Model) -> dict[str, Any]:
     return values
 
 
+def names_in(row: Model, fields: Iterable[str] | None = None) -> Names:
+    """By foreign key of the row (None: all), the name of what it refers to, by its id: a page would show the id alone.
+
+    A key that is a name already (an instance's) has none.
+    """
+    found: Names = {}
+    for field in row._meta.concrete_fields:
+        pk = getattr(row, field.attname)
+        if field.is_relation and pk is not None and (fields is None or field.name in fields):
+            name = str(getattr(row, field.name))
+            if name != str(pk):
+                found[field.name] = {str(pk): name}
+    return found
+
+
+def _named(*of: Names) -> dict[str, Names]:
+    """As it is recorded beside `before` and `after`; nothing where no foreign key is among them."""
+    found: Names = {}
+    for each in of:
+        for field, names in each.items():
+            found[field] = {**found.get(field, {}), **names}
+    return {"names": found} if found else {}
+
+
 def create(row: M, *, actor: Actor, kind: str, check: Callable[[M], None] | None = None, gateways: bool = True) -> M:
     """Check, insert, and audit as `<kind>_created`. `gateways`: gateways read this table.
 
@@ -57,7 +82,7 @@ def create(row: M, *, actor: Actor, kind: str, check: Callable[[M], None] | None
         if isinstance(row, Versioned):
             row.version = _removed_version(kind, str(row)) + 1
         row.save(force_insert=True)
-        audit(actor, kind, "created", row, {"after": as_json(row)})
+        audit(actor, kind, "created", row, {"after": as_json(row), **_named(names_in(row))})
         if gateways:
             config_version_raise()
     return row
@@ -86,7 +111,7 @@ def update(
         row = table._default_manager.select_for_update().get(pk=pk)
         if version is not None and row.version != version:
             raise VersionConflict(str(row), version, row.version)
-        before = as_json(row)
+        before, named = as_json(row), names_in(row, changes)
         for name, value in changes.items():
             setattr(row, name, value)
         _validate(row, check)
@@ -95,7 +120,9 @@ def update(
             return row
         row.version += 1
         row.save(update_fields=[*changes, "version", "updated_at"])
-        audit(actor, kind, "updated", row, {"before": {name: before[name] for name in changed}, "after": changed})
+        told = {"before": {name: before[name] for name in changed}, "after": changed}
+        named = {name: named[name] for name in changed if name in named}
+        audit(actor, kind, "updated", row, {**told, **_named(named, names_in(row, changed))})
         if gateways:
             config_version_raise()
     return row
@@ -120,7 +147,7 @@ def remove(
         if version is not None and row.version != version:
             raise VersionConflict(str(row), version, row.version)
         also = first(row) if first is not None else {}
-        audit(actor, kind, "removed", row, {"before": as_json(row), **also})
+        audit(actor, kind, "removed", row, {"before": as_json(row), **_named(names_in(row)), **also})
         try:
             row.delete()
         except ProtectedError as error:

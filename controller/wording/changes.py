@@ -12,11 +12,23 @@ from controller.wording.vocabulary import named, shown
 
 def changes(inputs: Mapping[str, Any]) -> list[str]:
     """What a person changed, from the record's `before` and `after`: "first token within 400 ms (was 500 ms)"."""
-    before, after = inputs.get("before"), inputs.get("after")
+    before, after = _with_names(inputs, "before"), _with_names(inputs, "after")
     if not isinstance(before, dict) or not isinstance(after, dict):
         return []
     names = [name for name in after if name in before and before[name] != after[name] and name != "version"]
     return [text for name in names for text in _changed(name, before[name], after[name])]
+
+
+def _with_names(inputs: Mapping[str, Any], side: str) -> Any:
+    """One side of a change, with the names that were recorded of foreign keys in place of their ids."""
+    values, names = inputs.get(side), inputs.get("names")
+    if not isinstance(values, dict) or not isinstance(names, dict):
+        return values
+    return {name: _by_id(names.get(name), value) for name, value in values.items()}
+
+
+def _by_id(names: Any, value: Any) -> Any:
+    return names.get(str(value), value) if isinstance(names, dict) else value
 
 
 def _changed(name: str, before: Any, after: Any) -> list[str]:
@@ -69,7 +81,7 @@ class Changed(NamedTuple):
 
 def changed_fields(inputs: Mapping[str, Any]) -> list[Changed]:
     """From `before` and `after` of a record (either may be missing: made, removed). Changed fields first."""
-    before, after = inputs.get("before"), inputs.get("after")
+    before, after = _with_names(inputs, "before"), _with_names(inputs, "after")
     if not isinstance(before, dict) and not isinstance(after, dict):
         return []
     old = _parts(before if isinstance(before, dict) else {})

@@ -178,6 +178,7 @@ NAMES: dict[str, tuple[str, str]] = {
     "role": ("role", ""),
     "after": ("after", "code"),
     "before": ("older than", "at"),
+    "names": ("names of what it refers to", ""),
     "switch_s": ("switched in", "s"),
     "safe_to_restore": ("can return to its old role", ""),
     # people: queue, access, experiments, traces, accounts

@@ -17,6 +17,8 @@ from controller.services.fleet.topology import device_create, host_create, host_
 from controller.services.slo.priority_mappings import priority_mapping_create, priority_mapping_update
 from controller.services.slo.slo_classes import slo_class_create, slo_class_remove, slo_class_update
 from controller.services.slo.tenants import tenant_create, tenant_update
+from controller.wording.changes import changed_fields
+from controller.wording.sentences import sentence
 from tests import factories
 from tests.factories import ACTOR
 
@@ -54,6 +56,22 @@ def test_a_change_keeps_before_and_after_of_what_changed(before):
     assert (changed.version, SLOClass.objects.get(pk=row.pk).ttft_s) == (2, 2.0)
     assert last_decision().inputs == {"before": {"ttft_s": 1.0}, "after": {"ttft_s": 2.0}}
     assert config_version() == before + 1
+
+
+def test_what_a_foreign_key_refers_to_is_recorded_by_name():
+    standard, batch = factories.slo_class(name="standard"), factories.slo_class(name="batch")
+    tenant = tenant_create(actor=ACTOR, name="acme", default_class=standard)
+    assert last_decision().inputs["names"] == {"default_class": {str(standard.pk): "standard"}}
+
+    tenant_update(actor=ACTOR, tenant_id=tenant.pk, version=1, changes={"default_class": batch, "rpm": 5})
+
+    told = last_decision()
+    both = {str(standard.pk): "standard", str(batch.pk): "batch"}
+    assert told.inputs["names"] == {"default_class": both}
+    assert sentence(told).startswith("olga changed tenant acme: ")
+    assert "default class batch (was standard)" in sentence(told)
+    rows = {row.name: row for row in changed_fields(told.inputs)}
+    assert (rows["default_class"].before, rows["default_class"].after) == ("standard", "batch")
 
 
 def test_the_second_of_two_savers_sees_the_conflict(before):

@@ -33,7 +33,11 @@ def test_a_removal_changes_each_tenant_whose_default_it_is(row):
         assert (tenant.default_class, tenant.version) == (None, 2)
         decision = Decision.objects.get(kind="tenant_updated", subject=tenant.name)
         assert (decision.actor, decision.reason) == (ACTOR.name, "person_updated")
-        assert decision.inputs == {"before": {"default_class": row.pk}, "after": {"default_class": None}}
+        assert decision.inputs == {
+            "before": {"default_class": row.pk},
+            "after": {"default_class": None},
+            "names": {"default_class": {str(row.pk): "chat"}},
+        }
         assert decision.outcome == {"id": tenant.pk, "version": 2}
     other.refresh_from_db()
     assert other.version == 1
