@@ -4,6 +4,19 @@ from __future__ import annotations
 
 BACKEND_NAMES = {"reference": "Reference engine", "sglang": "SGLang", "vllm": "vLLM"}
 SOURCE = {"engine": "another engine's memory", "host": "host memory", "disk": "disk"}  # of weights
+ORDERING_WORDS = {  # which waiting request is considered first
+    "apparent_tardiness_cost": "most worth for its time, the closer its deadline the more",
+    "calm": "most worth per second of generation on each instance, ranked again each frame",
+    "deadline_aware_edf": "earliest deadline; those whose deadline has passed last",
+    "earliest_deadline_first": "earliest deadline",
+    "feasible_deadlines": "earliest deadline, among requests that can all be in time; then the others by worth",
+    "first_come_first_served": "longest wait",
+    "learned_rank": "shortest answer, as a predictor with a set error ranks them",
+    "least_attained_service": "workflow that was served least",
+    "shortest_job_first": "shortest time to serve",
+    "slack_aware_edf": "earliest deadline, among requests that can still be in time; then the others, latest first",
+    "tpot_then_arrival": "tightest TPOT, then longest wait",
+}
 REQUEST_TYPES = {"latency": "Latency", "deadline": "Deadline", "compound": "Compound", "best_effort": "Best effort"}
 # Why a transfer was not scheduled on its shared link.
 UNSCHEDULED = {

@@ -46,6 +46,7 @@ from controller.wording.flows import (
     state_in_words,
     unscheduled_in_words,
 )
+from controller.wording.values import ORDERING_WORDS
 from workers import live
 from workers.flowd.settings import DEFAULT_LINK_GBPS
 
@@ -205,7 +206,7 @@ def flow_settings_edit(request: HttpRequest) -> HttpResponse:
         replay=_replayed(),
         models=busiest_models(timezone.now() - WINDOW, timezone.now()),
         orderings=[
-            (name, [(option, json.dumps(value)) for option, value in options.items()])
+            (name, ORDERING_WORDS[name], [(option, json.dumps(value)) for option, value in options.items()])
             for name, options in ordering_options().items()
         ],
     )

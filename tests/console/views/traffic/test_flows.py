@@ -16,6 +16,7 @@ from console.views.traffic.flows import PAGE_ROWS
 from controller.core.types import RequestRecord
 from controller.models import Decision, FlowSettings, KvTransfer
 from controller.services.slo.flow_settings import flow_settings_create
+from controller.wording.values import ORDERING_WORDS
 from tests import factories
 from tests.factories import ACTOR
 
@@ -239,6 +240,12 @@ def test_an_unknown_policy_is_refused_at_its_field(operator, live_store):
 def test_a_viewer_cannot_change_it(viewer, live_store):
     assert viewer.get(reverse("flow-settings")).status_code == 403
     assert viewer.post(reverse("flow-settings"), {"flow_policy": "mfs"}).status_code == 403
+
+
+def test_the_form_says_what_each_ordering_considers_first(operator):
+    html = operator.get(reverse("flow-settings")).content.decode()
+    assert html.count('data-label="Considered first"') == len(ORDERING_WORDS)
+    assert ORDERING_WORDS["calm"] in html
 
 
 def test_an_ordering_is_chosen_with_its_options_and_undone(operator):
