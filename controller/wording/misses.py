@@ -71,7 +71,7 @@ def _expired(row: RecordedRequest, figures: Told, rejected: Told) -> list[str]:
         return [f"{after}: no instance of {row.model} accepted requests."]
     them = f"all {able} available instances were busy" if able > 1 else "the only available instance was busy"
     had = f", with {_number(figures['outstanding'], 'request')}" if "outstanding" in figures else ""
-    others = f", and {count(figures['queued'])} more were waiting in the queue" if figures.get("queued") else ""
+    others = f", and {_more(figures['queued'])} waiting in the queue" if figures.get("queued") else ""
     said = [f"{after}: {them}{had}{others}."]
     if len(rejected) > 1:  # of one alone the sentence before has said it
         said.append("; ".join(f"{name} had {ruled_out(what)}" for name, what in rejected.items()) + ".")
@@ -234,8 +234,12 @@ def _as_sent(row: RecordedRequest) -> list[str]:
         return []
     where = row.prefill_instance or row.instance
     others = f"{where} had {_number(figures['outstanding'], 'other request')}"
-    others += f", and {count(figures['queued'])} more were waiting"
+    others += f", and {_more(figures['queued'])} waiting"
     return [f"When it was dispatched, {others}.{_SPARE.get(str(sent[-1].get('reason')), '')}"]
+
+
+def _more(number: int) -> str:
+    return "1 more was" if number == 1 else f"{count(number)} more were"
 
 
 def _number(number: int, what: str) -> str:

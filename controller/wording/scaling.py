@@ -121,12 +121,12 @@ def why(policy: StoredPolicy, sample: StoredSample, held: int | None = None) -> 
     if not policy.enabled:
         return "the policy is disabled"
     if held is not None and sample.mind in BY_LOAD:
-        load = UNBOUNDED if sample.load is None else f"load {sample.load * 100:.0f} %"
+        load = UNBOUNDED if sample.load is None else f"load {sample.load * 100:,.0f} %"
         if sample.ready == held:
             return f"{load}, but the number of instances is set to {held} by hand"
         return f"{load}; the number of instances goes from {sample.ready} to {held}, as set by hand"
     known = {
-        "load": UNBOUNDED if sample.load is None else f"load {sample.load * 100:.0f} %",
+        "load": UNBOUNDED if sample.load is None else f"load {sample.load * 100:,.0f} %",
         "upper": policy.upper * 100,
         "lower": policy.lower * 100,
         "max": "1 instance" if policy.max_instances == 1 else f"{policy.max_instances} instances",

@@ -15,7 +15,7 @@ from controller.wording.vocabulary import RENAMED, line, reason_in_words
 SENTENCES: dict[tuple[str, str], str] = {
     # the scaler
     ("scale_out", "load_above_upper"): (
-        "{actor} scaled out {subject}: load {load:.0f} % is above {upper:g} % with {ready} ready"
+        "{actor} scaled out {subject}: load {load:,.0f} % is above {upper:g} % with {ready} ready"
     ),
     ("scale_out", "below_min"): "{actor} scaled out {subject}: {ready} ready, the minimum is {min_instances}",
     ("scale_out", "needed_asleep"): (
@@ -23,24 +23,24 @@ SENTENCES: dict[tuple[str, str], str] = {
         "was asleep can meet"
     ),
     ("scale_in", "load_below_lower"): (
-        "{actor} scaled in {subject}: load {load:.0f} % was below {lower:g} % for {low_for_s:.0f} s, so it removed "
+        "{actor} scaled in {subject}: load {load:,.0f} % was below {lower:g} % for {low_for_s:.0f} s, so it removed "
         "{instance}"
     ),
     ("scale_in", "above_max"): "{actor} scaled in {subject}: {ready} ready, the maximum is {max_instances}",
-    ("scale_hold", "relieved"): "{actor} left {subject} unchanged: load {load:.0f} % is no longer above {upper:g} %",
+    ("scale_hold", "relieved"): "{actor} left {subject} unchanged: load {load:,.0f} % is no longer above {upper:g} %",
     ("scale_hold", "settling"): (
-        "{actor} is waiting to scale {subject}: load {load:.0f} %, but the last change has not settled yet"
+        "{actor} is waiting to scale {subject}: load {load:,.0f} %, but the last change has not settled yet"
     ),
     ("scale_hold", "at_max"): (
-        "{actor} cannot scale out {subject}: load {load:.0f} %, but the maximum of {max_instances} is reached"
+        "{actor} cannot scale out {subject}: load {load:,.0f} %, but the maximum of {max_instances} is reached"
     ),
-    ("scale_hold", "no_device"): "{actor} cannot scale out {subject}: load {load:.0f} %, but no device is free",
+    ("scale_hold", "no_device"): "{actor} cannot scale out {subject}: load {load:,.0f} %, but no device is free",
     ("scale_hold", "telemetry_stale"): "{actor} left {subject} unchanged: its telemetry is {snapshot_age_s:.1f} s old",
     ("scale_hold", "nothing_to_start"): (
-        "{actor} cannot scale out {subject}: load {load:.0f} %, but there is no managed instance to start a copy of"
+        "{actor} cannot scale out {subject}: load {load:,.0f} %, but there is no managed instance to start a copy of"
     ),
     ("scale_hold", "template_paused"): (
-        "{actor} cannot scale out {subject}: load {load:.0f} %, but the launch template of its instances is paused, "
+        "{actor} cannot scale out {subject}: load {load:,.0f} %, but the launch template of its instances is paused, "
         "since starts from it failed"
     ),
     ("scale_hold", "nothing_to_stop"): (
@@ -48,11 +48,11 @@ SENTENCES: dict[tuple[str, str], str] = {
         "managed externally"
     ),
     ("scale_hold", "rest_would_exceed_upper"): (
-        "{actor} keeps every instance of {subject} at load {load:.0f} %: with one fewer, the arriving requests would "
+        "{actor} keeps every instance of {subject} at load {load:,.0f} %: with one fewer, the arriving requests would "
         "exceed a load of {upper:g} %"
     ),
     ("scale_hold", "needed_for_targets"): (
-        "{actor} keeps every instance of {subject} at load {load:.0f} %: each one that could be stopped is the only "
+        "{actor} keeps every instance of {subject} at load {load:,.0f} %: each one that could be stopped is the only "
         "one that can meet the targets of some recent request"
     ),
     ("scale_warm", "pool_below_target"): (
@@ -264,7 +264,7 @@ def sentence_pattern(kind: str, reason: str) -> str:
 def _whole(pattern: str, known: Mapping[str, Any]) -> str:
     """Filled in, or "" where the record lacks a figure or has another kind of value there."""
     if "load" in known and known["load"] is None:
-        pattern = pattern.replace("load {load:.0f} %", UNBOUNDED if known.get("ready") else NONE_UP)
+        pattern = pattern.replace("load {load:,.0f} %", UNBOUNDED if known.get("ready") else NONE_UP)
     shares = {name: known[name] * 100 for name in LOADS if isinstance(known.get(name), int | float)}
     try:
         return pattern.format_map({**known, **shares})

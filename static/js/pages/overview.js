@@ -135,7 +135,7 @@ function showClass(item) {
   const now = cell(row, "now");
   put(now, percent(item.attainment));
   now.className = { bad: "miss", warn: "near", ok: "met" }[item.status] || "";
-  put(cell(row, "now-count"), item.finished ? `${count(item.finished)} requests` : "");
+  put(cell(row, "now-count"), item.finished ? `${count(item.finished)} request${item.finished === 1 ? "" : "s"}` : "");
   put(cell(row, "now-budget"), item.now_budget);
   put(cell(row, "target"), percent(item.target));
   put(cell(row, "queued"), count(item.queued));

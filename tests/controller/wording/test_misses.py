@@ -98,6 +98,8 @@ def test_one_that_was_late_says_where_the_time_went():
         "Its first token arrived after 3.00 s, 2.00 s late: 2.60 s in the gateway's queue, 400 ms on engine-1.",
         "When it was dispatched, engine-1 had 11 other requests, and 40 more were waiting.",
     ]
+    one = step("dispatch", "fits_budget", outstanding=11, queued=1)
+    assert miss(step=one, ttft_met=False, ttft_s=3.0, queue_s=2.6)[1].endswith("and 1 more was waiting.")
     lost = step("dispatch", "hopeless_spare_budget", outstanding=1, queued=0)
     assert "too late to meet its targets by then" in miss(step=lost, ttft_met=False, ttft_s=3.0, queue_s=2.6)[1]
     late = step("dispatch", "late_everywhere", outstanding=1, queued=0)

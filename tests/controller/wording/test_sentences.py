@@ -6,10 +6,12 @@ from datetime import UTC, datetime
 
 import pytest
 
+from controller.dispatch.policy_sets import ordering_options
 from controller.models import Decision
 from controller.wording.changes import changes
 from controller.wording.request_steps import step
 from controller.wording.sentences import figures_line, message_of, say
+from controller.wording.values import ORDERING_WORDS
 
 SCALER = {"load": 1.131, "upper": 0.8, "lower": 0.3, "ready": 2, "low_for_s": 15.2, "instance": "engine-2", "tick": 9}
 
@@ -37,6 +39,15 @@ def test_a_figure_that_was_renamed_since_reads_as_before():
     message = message_of(stored)
     assert message["sentence"] == "engine-2 is ready, 8.0 s after it was requested"
     assert message["figures_text"] == ""
+
+
+def test_a_large_load_has_its_thousands_set_apart():
+    said = say("scale_hold", "scaler", "scaling_policy", "demo", "settling", {**SCALER, "load": 129.21})
+    assert "load 12,921 %, but" in said
+
+
+def test_every_ordering_says_what_it_considers_first():
+    assert set(ORDERING_WORDS) == set(ordering_options())
 
 
 def test_a_record_without_its_figures_still_reads():
@@ -76,6 +87,13 @@ def test_a_change_tells_what_changed():
     said = say("slo_class_updated", "olga", "slo_class", "chat", "person_updated", known)
     assert said == "olga changed SLO class chat: TTFT target 400 ms (was 500 ms)"
     assert changes({"before": "x"}) == []
+    names = {"default_class": {"6": "chat", "7": "batch"}}
+    assert changes({"before": {"default_class": 6}, "after": {"default_class": 7}, "names": names}) == [
+        "default class batch (was chat)"
+    ]
+    assert changes({"before": {"default_class": 6}, "after": {"default_class": None}, "names": "old"}) == [
+        "default class none (was 6)"
+    ]
 
 
 LEVEL = {"ttft_s": 0.7, "tpot_s": 0.5, "ttft_min_s": 0.6, "ttft_max_s": 0.9, "tpot_min_s": 0.4, "tpot_max_s": 0.6}
