@@ -261,7 +261,7 @@ class WorkflowSearch(forms.Form):
         choices=[
             ("", "any"),
             ("open", "open"),
-            ("late", "past its deadline"),
+            ("late", "deadline passed"),
             ("cancelled", "cancelled"),
             ("no_deadline", "no deadline"),
         ],

@@ -19,7 +19,7 @@ from controller.services.fleet.instances import KEY_NAME
 from controller.wording.values import BACKEND_NAMES
 
 SEQS_MAX, TP_MAX, COST_MAX = 100_000, 1024, 1e6
-SERVES = "The model that it serves. One that is not listed is created with the control API first."
+SERVES = "The model that it serves. If it is not listed, create it with the control API first."
 FOR_GOOD = "Cannot be changed later."
 KEY_LIKE = ("sk-", "hf_", "Bearer")  # how keys begin
 
@@ -158,7 +158,8 @@ class StartForm(NewInstanceForm):
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
-        self.fields["host"].help_text = "With a host it holds as many of its devices as the tensor parallel degree."
+        holds = "An instance with a host holds as many of its devices as its tensor parallel degree."
+        self.fields["host"].help_text = holds
         self.fields["where"].choices = places_to_start()  # type: ignore[attr-defined]
         templates = LaunchTemplate.objects.order_by("name")
         self.fields["template"].queryset = templates  # type: ignore[attr-defined]

@@ -196,7 +196,7 @@ class LaunchTemplateForm(EditForm):
     start_limit_s = PositiveSecondsField(
         label="Start limit",
         initial=600.0,
-        help_text="An engine that is not ready so long after its process started is stopped and replaced.",
+        help_text="An engine that is not ready this long after its process started is stopped and replaced.",
     )
 
     FIXED = ("name",)

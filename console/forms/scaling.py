@@ -105,7 +105,7 @@ class HoldForm(EditForm):
     """How many instances by hand, for how long and why."""
 
     instances = forms.IntegerField(
-        min_value=1, max_value=HELD_MAX, help_text="The scaler keeps exactly so many, whatever the load is."
+        min_value=1, max_value=HELD_MAX, help_text="The scaler keeps exactly this many, whatever the load."
     )
     hours = forms.TypedChoiceField(
         label="For",

@@ -117,7 +117,7 @@ class TenantForm(EditForm):
         required=False,
         label="Division of deadlines",
         help_text="How the deadline of a workflow is divided among its stages. Example: stages of 2, 3 and 5 s, a "
-        "deadline of 20 s, and a first stage that ends after 6 s in place of 4. The second stage is due at 11.25 s by "
+        "deadline of 20 s, and a first stage that ends after 6 s instead of 4. The second stage is due at 11.25 s by "
         "shares of the time left, at 10 s by fixed due times, and at 12 s by fixed lengths.",
     )
     state = forms.ChoiceField(

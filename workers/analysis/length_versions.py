@@ -133,9 +133,9 @@ def judge(model: str, answers: Sequence[RecordedAnswer], *, seed: int = 0) -> Ju
 def _refused(judged: int, coverage: float, class_coverage: float, pinball: float, class_pinball: float) -> str:
     by_chance = 2 * math.sqrt(TARGET * (1 - TARGET) / judged)  # two standard errors of a coverage of TARGET
     if coverage < min(class_coverage, TARGET - max(TOLERATED, by_chance)):
-        return f"it covers {coverage:.3f} of later answers, the classes' constant quantiles {class_coverage:.3f}"
+        return f"it covers {coverage:.3f} of later answers; constant quantiles of each class cover {class_coverage:.3f}"
     if pinball > class_pinball:
-        return f"its loss is {pinball:.1f} tokens, that of the classes' constant quantiles {class_pinball:.1f}"
+        return f"its loss is {pinball:.1f} tokens; constant quantiles of each class have a loss of {class_pinball:.1f}"
     return ""
 
 

@@ -23,8 +23,8 @@ WINDOW = timedelta(hours=1)
 REQUESTS = 10_000
 RECORDED, EDITED = "as recorded", "as edited"
 FORECASTS = (
-    "The scheduler expects the mean answer length of a kind of requests, without learned bounds, and hears of no "
-    "deadlines of workflows."
+    "The simulated scheduler predicts the mean answer length of each kind of request, without learned bounds and "
+    "without deadlines of workflows."
 )
 
 
@@ -85,7 +85,7 @@ def _cannot_prune(gateways: int) -> str:
     if gateways >= LEAST_GATEWAYS:
         return ""
     if gateways:
-        return "one gateway is running, and where requests wait at one alone, none are pruned"
+        return "one gateway is running, and requests are pruned only where they wait at several"
     return "no gateway is reporting, so it is unknown at how many gateways requests wait"
 
 

@@ -65,7 +65,7 @@ def test_a_workflow_is_followed_through_a_fork_and_a_killed_client_to_its_deadli
     stages = page.locator("#workflow-stages")
     for stage in ("plan", "explore", "check", "write"):
         expect(stages.get_by_role("row", name=re.compile(f"^{stage}"))).to_contain_text(" s")
-    expect(fact(page, "State")).to_have_text("past its deadline", timeout=(DEADLINE_S + 10) * 1000)
+    expect(fact(page, "State")).to_have_text("deadline passed", timeout=(DEADLINE_S + 10) * 1000)
     expect(fact(page, "Result")).to_have_text("in time")
 
     narrow = visit("viewer", f"/workflows/one/?tenant=demo&workflow={story.workflow}", width=390)

@@ -120,7 +120,7 @@ def test_an_ordering_is_simulated_with_the_drop_budget_in_force(operator, live_s
     ("count", "why"),
     [
         (0, "no gateway is reporting, so it is unknown at how many gateways requests wait"),
-        (1, "one gateway is running, and where requests wait at one alone, none are pruned"),
+        (1, "one gateway is running, and requests are pruned only where they wait at several"),
     ],
 )
 def test_where_nothing_can_be_pruned_the_preview_says_why(operator, live_store, count, why):

@@ -50,7 +50,7 @@ def test_the_newest_version_that_passed_is_in_use(viewer):
     factories.served_model(name="demo")
     version(1, age_s=3_600)
     version(2)
-    version(3, refused="its loss is 30.8 tokens, that of the classes' constant quantiles 28.5", age_s=10)
+    version(3, refused="its loss is 30.8 tokens; constant quantiles of each class have a loss of 28.5", age_s=10)
     text = shown(viewer)
     assert "version 2 in use" in text
     assert text.index("failed") < text.index("its loss is 30.8 tokens") < text.rindex("passed")
@@ -95,7 +95,7 @@ def test_a_version_that_is_too_old_is_not_in_use(viewer):
 
 def test_no_version_has_passed(viewer):
     factories.served_model(name="demo")
-    version(1, refused="it covers 0.612 of later answers, the classes' constant quantiles 0.900")
+    version(1, refused="it covers 0.612 of later answers; constant quantiles of each class cover 0.900")
     assert "No version has passed its test" in shown(viewer)
 
 

@@ -267,7 +267,7 @@ def test_decisions_of_another_tenants_workflow_are_not_shown(operator, acme):
     begin("w1")
     operator.post(reverse("workflow-end"), {"tenant": "other", "workflow": "w1"})
     assert Decision.objects.filter(kind="workflow_cancel").count() == 1
-    assert "No decisions." in one(operator)
+    assert "No decisions about the workflow itself." in one(operator)
     assert datetime.now(UTC).timestamp() < live.run(read_workflow("acme", "w1")).due_at
 
 
@@ -377,7 +377,7 @@ def test_parents_that_the_client_named_are_drawn_and_told_from_inferred_ones(vie
     factories.records_stored(call("w", 5, 1.0, id="c", stage="c"))
     page = one(viewer, "w")
     assert page.count('class="follows inferred"') == 1
-    assert "Dashed lines, inferred from times" in page
+    assert "Dashed lines are inferred from times" in page
     assert "its client said it depends on" in page
 
 

@@ -34,7 +34,7 @@ def outcome(row, problem="", after_s=2.5, subject="demo"):
 
 def test_each_version_says_which_gateways_took_it_over_when_and_why_others_did_not(viewer):
     rows = [version(number, age_s=3_600.0 - number) for number in (1, 2)]
-    version(3, refused="its loss is 30.8 tokens, that of the classes' constant quantiles 28.5")
+    version(3, refused="its loss is 30.8 tokens; constant quantiles of each class have a loss of 28.5")
     again = [outcome(rows[1], after_s=after_s) for after_s in (2.5, 60, 90)]
     takeovers_write(gateway="gw-a", what=LENGTHS, outcomes=[outcome(rows[0]), *again])
     takeovers_write(gateway="gw-b", what=LENGTHS, outcomes=[outcome(rows[1], "it is damaged", after_s=3.0)])
