@@ -173,7 +173,9 @@ class InFlightRequest:
         """As its engine counts them, or as expected."""
         return self.usage.prompt_tokens if self.usage else self.request.prompt_tokens + self.request.shared_tokens
 
-    def upstream_call(self, rank: int) -> UpstreamCall:
+    def upstream_call(self, rank: int, *, whole: bool = True) -> UpstreamCall:
+        """`whole`: one instance serves both stages. Where it decodes alone no branch could go on from its KV: requests
+        go to instances that prefill."""
         path = CHAT if self.chat else COMPLETIONS
         request = self.request
         now = request.arrival if self.sent_at is None else self.sent_at
@@ -182,7 +184,7 @@ class InFlightRequest:
             *(request.id, path, self.head, rank, self.streamed, self.keep_usage),
             targets=targets,
             salt=self.salt,
-            checkpoint_s=self.checkpoint_s,
+            checkpoint_s=self.checkpoint_s if whole else 0.0,
             branch_of=self.branch_of,
             hints=hints_of(request, now, self.workflow_due, self.waits_until),
         )

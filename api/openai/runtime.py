@@ -319,7 +319,7 @@ class Runtime:
             # It has left the configuration meanwhile: for the scheduler a failed call like any other, which it retries.
             self.push(ev.EngineFailed(in_flight.request.id, action.instance_id, f"no instance {action.instance_id}"))
             return
-        call = in_flight.upstream_call(action.rank)
+        call = in_flight.upstream_call(action.rank, whole=action.part is Part.WHOLE)
         if action.part is not Part.WHOLE:
             in_flight.call, in_flight.paired, in_flight.two_stages = call, action.part is Part.PAIR, True
             if not in_flight.paired:  # a pair starts when its decode instance is known

@@ -16,11 +16,11 @@ from django.conf import settings
 
 from api.openai.gateway import Gateway, GatewayOptions
 from controller.core.snapshot import ModelConfig
-from controller.core.types import InstanceSpec
+from controller.core.types import InstanceSpec, Role
 from tests.api.openai.gateways import Answer, TestBed, completion, snapshot
 from tests.api.openai.servers import PATIENT
 from tests.waiting import until_on_loop
-from tests.workers.engine.process import EngineProcess
+from tests.workers.engine.process import EngineProcess, fleet
 from workers import live
 from workers.live import LiveState
 
@@ -177,3 +177,22 @@ async def test_branches_of_evicted_kv_are_computed_say_the_same_and_leave_no_blo
             assert nothing_left(bed)
             assert await figure(engine, "slackline_kv_checkpoint_blocks ") == 0
             assert await figure(engine, "vllm:kv_cache_usage_perc") == 0, "leaked_blocks"
+
+
+async def test_a_step_that_two_engines_served_pins_nothing_and_its_branches_are_computed():
+    """Requests go to engines that prefill: one that decodes would hold KV that no branch can go on from."""
+    options = (*OPTIONS, "--kv-layers", "1", "--kv-token-bytes", "64", "--role")
+    with fleet(p=(*options, "prefill"), d=(*options, "decode")) as engines:
+        async with gateway((engines["p"], engines["d"])) as bed:
+            found = bed.gateway.snapshot
+            roles = zip(found.instances, (Role.PREFILL, Role.DECODE), strict=True)
+            instances = tuple(replace(spec, role=role) for spec, role in roles)
+            bed.gateway.configure(replace(found, instances=instances, version=found.version + 1))
+            await until_on_loop(lambda: bed.gateway.scheduler.disaggregated)
+            where, told = await forked(bed, 2)
+            assert (where, told["checkpoint"]) == ("e1", "lost")
+            assert await figure(engines["d"], "slackline_kv_checkpoints_begun ") == 0
+            branch = said([*PROMPT, 5], max_tokens=2, branch=told["branches"][0])
+            text_of(await bed.ask(branch))
+            assert reasons(bed) == ["checkpoint_lost"]
+            await ended(bed, told["branches"])
