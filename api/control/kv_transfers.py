@@ -34,13 +34,14 @@ class KvTransferQuery(PageQuery):
 class KvTransferOutput(serializers.ModelSerializer):
     """One attempt to transfer KV, stored when its request ends. Bytes, tokens, seconds; null: not measured."""
 
-    bytes_s = serializers.FloatField(allow_null=True)
+    bytes_s = serializers.FloatField(allow_null=True, help_text="Without the time in which it was held.")
 
     class Meta:
         model = KvTransfer
         fields = (
             "id", "started_at", "request", "attempt", "model", "source", "target", "outcome", "state", "reason",
             "error", "bytes", "layers", "tokens", "cached", "seconds", "bytes_s", "overlap_s", "measured_by",
+            "held_s", "flow",
         )  # fmt: skip
         read_only_fields = fields
 

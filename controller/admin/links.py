@@ -24,7 +24,7 @@ class InstanceLinkAdmin(ReadOnlyAdmin):
 class KvTransferAdmin(ReadOnlyAdmin):
     list_display = (
         "started_at", "request", "attempt", "source", "target", "outcome", "state", "reason", "bytes", "seconds",
-        "overlap_s", "measured_by",
+        "overlap_s", "held_s", "flow", "measured_by",
     )  # fmt: skip
     list_filter = ("outcome", "state", within("started_at"))
     search_fields = ("=request", "=source", "=target")

@@ -67,6 +67,9 @@ class KvTransfer(models.Model):
     (rolled back by us, for the `reason`, such as a timeout). `seconds`: of the transfer alone if the decode engine
     measured it (`measured_by` "engine"), else from the placement to its end as the gateway saw it. `overlap_s`: how
     much of that the decode engine computed for others. Null: not measured. One partition a day, by `started_at`.
+
+    With flow scheduling `flow` is `scheduled`, or why it was not; otherwise it is empty. `held_s`: of `seconds`, while
+    the prefill engine might not send.
     """
 
     id = models.BigAutoField(primary_key=True)
@@ -87,6 +90,8 @@ class KvTransfer(models.Model):
     seconds = models.FloatField()
     overlap_s = models.FloatField(null=True)
     measured_by = models.CharField(max_length=8)
+    held_s = models.FloatField(default=0.0, db_default=0.0)
+    flow = models.CharField(max_length=40, blank=True, default="", db_default="")
 
     class Meta:
         db_table = "kv_transfer"
@@ -104,6 +109,6 @@ class KvTransfer(models.Model):
 
     @property
     def bytes_s(self) -> float | None:
-        """Bytes/s of a transfer that arrived and was measured."""
-        measured = self.outcome == "done" and self.measured_by == "engine"
-        return self.bytes / self.seconds if measured and self.bytes and self.seconds > 0 else None
+        """Bytes/s, while it was not held, of a transfer that arrived and was measured."""
+        measured, moving_s = self.outcome == "done" and self.measured_by == "engine", self.seconds - self.held_s
+        return self.bytes / moving_s if measured and self.bytes and moving_s > 0 else None

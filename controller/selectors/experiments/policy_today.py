@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from controller.dispatch.policy_sets import with_ordering
+from controller.flow.gate import OFF
 from controller.selectors import catalogue
 
 
@@ -21,3 +22,9 @@ def drop_budget_today() -> float:
     """Largest share of the waiting requests that is pruned now. One query."""
     stored = catalogue.flow_settings().first()
     return 0.0 if stored is None else stored.drop_budget
+
+
+def flow_policy_today() -> str:
+    """By which transfer daemons schedule new transfers, OFF if nothing is stored. One query."""
+    stored = catalogue.flow_settings().first()
+    return OFF if stored is None else stored.flow_policy

@@ -15,7 +15,7 @@ from controller.models.links import OUTCOMES, REACHED
 
 COLUMNS = (
     "started_at", "request", "attempt", "model", "source", "target", "outcome", "state", "reason", "error", "bytes",
-    "layers", "tokens", "cached", "seconds", "overlap_s", "measured_by",
+    "layers", "tokens", "cached", "seconds", "overlap_s", "measured_by", "held_s", "flow",
 )  # fmt: skip
 ERROR_LENGTH = 1_000
 SMALLINT_MAX, INT_MAX, BIGINT_MAX = 2**15 - 1, 2**31 - 1, 2**63 - 1
@@ -43,6 +43,7 @@ def transfers_of(record: RequestRecord) -> Iterator[tuple[Any, ...]]:
             continue
         if figures.get("outcome") not in OUTCOMES or figures.get("state") not in REACHED:
             continue
+        seconds = max(0.0, _number(figures.get("seconds")))
         began = record.arrived_at + _number(step.get("at")) - _number(figures.get("after_s"))
         yield (
             datetime.fromtimestamp(began, UTC),
@@ -57,9 +58,11 @@ def transfers_of(record: RequestRecord) -> Iterator[tuple[Any, ...]]:
             _text(figures.get("error"), ERROR_LENGTH),
             _whole(figures.get("bytes"), BIGINT_MAX),
             *(_whole(figures.get(name), INT_MAX) for name in ("layers", "tokens", "cached")),
-            max(0.0, _number(figures.get("seconds"))),
+            seconds,
             None if figures.get("overlap_s") is None else _number(figures["overlap_s"]),
             _text(figures.get("measured_by"), 8),
+            min(seconds, max(0.0, _number(figures.get("held_s")))),
+            _text(figures.get("flow"), 40),
         )
 
 

@@ -73,6 +73,7 @@ def test_transfers_of_a_request_and_of_an_instance(viewer, moved):
     }
     (row,) = viewer.get("/kv-transfers", target="e").data["items"]
     assert (row["bytes"], row["bytes_s"], row["overlap_s"]) == (4096, 16384.0, 0.1)
+    assert (row["held_s"], row["flow"]) == (0.0, "")
     assert viewer.get(f"/kv-transfers/{row['id']}").data["request"] == moved[1].id
     assert len(viewer.get("/kv-transfers", instance="p").data["items"]) == 3
     (failed,) = viewer.get("/kv-transfers", outcome="failed", reason="cut").data["items"]

@@ -61,6 +61,13 @@ def test_transfers_lead_to_their_request_and_say_how_far_a_failed_one_came(viewe
     assert [(each["received"], each["other"]) for each in answer.context["transfers"]] == [(False, "decode-1")] * 2
 
 
+def test_a_transfer_that_was_held_says_so_and_its_rate_is_that_of_the_link(viewer, live_store, pair):
+    transfer(seconds=1.02, held_s=1.0, flow="scheduled")
+    _, html = page(viewer)
+    assert "held for 1.00 s" in html
+    assert "500 MB/s" in html
+
+
 def test_an_instance_alone_shows_neither(viewer, live_store, db):
     factories.instance(id="alone")
     assert "Links and KV transfers" not in page(viewer, "alone")[1]

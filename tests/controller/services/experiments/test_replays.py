@@ -16,6 +16,7 @@ from controller.selectors.experiments.kv_today import NOT_MEASURED
 from controller.services.experiments.previews import EDITED, RECORDED, preview_order
 from controller.services.experiments.reading import read
 from controller.services.experiments.specs import resolved
+from controller.services.slo.flow_settings import flow_settings_create, flow_settings_update
 from tests import experiment_data as data
 from tests import factories
 from workers.experiments import runner as worker
@@ -94,6 +95,28 @@ def test_kv_moves_in_a_preview_as_it_does_between_todays_engines():
     given = {"settings": {"links": {"bandwidth_gb_s": 25.0}}}
     spec, notes = resolved({**data.spec(), **asked, **given}, data.no_profile)
     assert (spec["settings"], notes) == (given["settings"], []), "what was asked for stays"
+
+
+def test_links_of_a_preview_have_the_flow_policy_by_which_daemons_schedule():
+    """And none as long as no engine asks a daemon. The time for which a transfer was held says nothing of its link."""
+    roles()
+    for request in data.traffic(3, prompt_tokens=100):
+        moved(request, bytes=400_000, seconds=1.002, held_s=1.0, flow="lost")
+    asked = {"instances": {"fleet": "today", "model": "demo"}}
+
+    def links() -> tuple[dict, str]:
+        spec, notes = resolved({**data.spec(), **asked}, data.no_profile)
+        read(spec)
+        return spec["settings"]["links"], notes[0]
+
+    flow_settings_create(actor=data.OLGA, flow_policy="mfs")
+    assert "flow_policy" not in links()[0]
+    moved(data.traffic(1)[0], bytes=400_000, seconds=0.002, flow="scheduled")
+    found, note = links()
+    assert (found["bandwidth_gb_s"], found["flow_policy"]) == (pytest.approx(0.2), "mfs")
+    assert note.endswith("4,000 bytes a token: the medians of the last 4 transfers; the flow policy is mfs.")
+    flow_settings_update(actor=data.OLGA, version=1, changes={"flow_policy": "off"})
+    assert "flow_policy" not in links()[0]
 
 
 def test_without_transfers_or_roles_nothing_is_made_up():

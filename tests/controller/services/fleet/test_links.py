@@ -165,7 +165,15 @@ def test_a_transfer_is_stored_with_its_request():
     assert (row.outcome, row.state, row.reason, row.error) == ("done", "released", "kv_landed", "")
     assert (row.bytes, row.layers, row.tokens, row.cached, row.overlap_s) == (4096, 2, 8, 0, 0.1)
     assert row.started_at == datetime.fromtimestamp(record.arrived_at + 1.5, UTC)
-    assert row.bytes_s == 4096 / 0.25
+    assert (row.bytes_s, row.held_s, row.flow) == (4096 / 0.25, 0.0, "")
+
+
+@pytest.mark.parametrize(("held_s", "stored"), [(0.05, 0.05), (9.0, 0.25), (-1.0, 0.0), ("long", 0.0)])
+def test_the_time_for_which_it_was_held_is_no_part_of_its_speed(held_s, stored):
+    factories.records_stored(factories.record(decisions=[step(held_s=held_s, flow="scheduled")]))
+    row = KvTransfer.objects.get()
+    assert (row.held_s, row.flow) == (stored, "scheduled")
+    assert row.bytes_s == (pytest.approx(4096 / (0.25 - stored)) if stored < 0.25 else None)
 
 
 def test_a_batch_sent_again_stores_no_transfer_twice():
