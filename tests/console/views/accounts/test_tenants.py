@@ -27,7 +27,7 @@ def test_the_list_shows_quotas_and_what_was_served(viewer):
     assert "quoted" in html
     assert "66.7 %" in html
     assert '<span class="miss">3</span>' in html
-    assert '<span class="muted">quota 2</span>' in html
+    assert '<span class="sub">quota 2</span>' in html
     assert "<b>Title" not in html
     assert "&lt;b&gt;Title" in html
     page = viewer.get(reverse("tenant", args=[tenant.pk])).content.decode()
