@@ -72,6 +72,7 @@ def instance_message(state: FleetState, up: bool) -> InstanceMessage:
         sent_total=state.sent_total,
         kept_kv=state.kept_kv,
         needed=state.needed,
+        speed=state.speed,
     )
 
 

@@ -98,6 +98,7 @@ class InstanceMessage(TypedDict):
     sent_total: int
     kept_kv: NotRequired[int]  # prompts computed there whose KV is still to be pulled or freed
     needed: NotRequired[bool]  # of all instances it alone can keep the targets of some recent request
+    speed: NotRequired[float]  # reference requests/s of its stage when full; 0: not known
 
 
 class StageTraffic(TypedDict):

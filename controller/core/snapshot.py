@@ -190,6 +190,7 @@ class FleetState:
     sent_total: int = 0
     kept_kv: int = 0  # prompts that were computed here and whose KV is still to be pulled or freed
     needed: bool = False  # of all instances it alone can keep the targets of some recent request
+    speed: float = 0.0  # reference requests/s of its stage when full; 0: not known
     extra: dict[str, float] = field(default_factory=dict)
 
     @property

@@ -19,7 +19,7 @@ from controller.core.errors import ConfigError
 from controller.core.policy import Admission, Copy, Ordering, Routing, learns
 from controller.core.snapshot import FleetState
 from controller.core.types import LatencyCoefficients, Request
-from controller.dispatch.lane import GO_ON_S, MOST_NAMED, Fleet, Lane, RecentTargets, refuse
+from controller.dispatch.lane import GO_ON_S, MOST_NAMED, Fleet, Lane, RecentTargets, refuse, speed_of
 from controller.dispatch.learned import learned_states
 from controller.dispatch.orders import OrderBook
 from controller.dispatch.pacing import Pacing, Room, spares
@@ -273,10 +273,11 @@ class StageDispatcher:
         return any(lane.queue.pending_above(priority) for lane in self._fleet.lanes.values())
 
     def fleet(self, now: float) -> list[FleetState]:
-        states = [instance.view(now) for instance in self._fleet.instances.values()]
+        instances = self._fleet.instances
+        states = [instance.view(now) for instance in instances.values()]
         needed = {name for lane in self._fleet.lanes.values() for name in lane.needed(now)}
         for state in states:
-            state.needed = state.id in needed
+            state.needed, state.speed = state.id in needed, speed_of(instances[state.id])
         return states
 
     def wanted(self, now: float) -> set[str]:

@@ -26,6 +26,7 @@ NO_INSTANCE_RETRY_S = 5.0  # when a client may try again: about as long as start
 MOST_NAMED = 8  # a record names at most this many instances
 TPOT_MARGIN = 1.5  # a single decode step this much slower than the target cannot be an error of the prediction
 REFERENCE_TOKENS = 1_000  # prompt and context by which costs are compared over time
+REFERENCE_ANSWER = 100  # tokens of an answer, where instances are compared
 SAME_COST = 1.05  # instances of one kind differ by this much once each has learned from its own traffic
 SAME_SHARE = 0.1  # cached parts of prompts that differ by less say nothing: they are learned by kind of request
 JUDGE_AGAIN = 0.1  # a change of the reference costs by this part changes what is hopeless
@@ -539,6 +540,19 @@ def step_beside(instance: ShadowInstance) -> float:
 def guessed(instance: ShadowInstance) -> bool:
     """Whether nobody profiled it and too little was measured yet: a plan on guesses would defer what can be in time."""
     return instance.spec.latency is None and instance.doubt() != (1.0, 1.0)
+
+
+def speed_of(instance: ShadowInstance) -> float:
+    """Requests/s of REFERENCE_TOKENS and REFERENCE_ANSWER that its stage could do with all slots in use; 0 as long as
+    that is only guessed."""
+    if guessed(instance):
+        return 0.0
+    seconds, slots = 0.0, instance.max_num_seqs
+    if instance.spec.role is not Role.DECODE:
+        seconds += instance.latency.prefill_sums(REFERENCE_TOKENS, REFERENCE_TOKENS**2)
+    if instance.decodes:
+        seconds += REFERENCE_ANSWER * instance.latency.decode(slots, slots * REFERENCE_TOKENS) / slots
+    return 1.0 / seconds if seconds > 0 else 0.0
 
 
 def longest_context(instances: Iterable[ShadowInstance]) -> int:

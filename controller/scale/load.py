@@ -22,13 +22,14 @@ from controller.core.staleness import STALE_PERIODS
 RATE_WINDOW_S = 10.0  # over which gateways count arrivals and completions
 FEWEST_FINISHED = 5.0  # with fewer in a window, and nothing queued, the rate is unknown
 LEAST_UTILISATION = 0.05  # below, finished / utilisation is noise
+CLEARLY_FASTER = 1.5  # instances of one kind differ by less, once each has learned from its own traffic
 
 
 @dataclass(frozen=True, slots=True)
 class Member:
     """One instance of the fleet. `outstanding`: requests running or waiting there; `fixed`: not ours to stop;
     `takes_both_roles`: it can serve the other stage too, whoever runs it; `needed`: of all instances it alone can keep
-    the targets of some recent request."""
+    the targets of some recent request. `speed`: what it can do, in any unit that its stage shares; 0: not known."""
 
     id: str
     state: str  # starting | ready | draining
@@ -37,6 +38,7 @@ class Member:
     fixed: bool = False
     takes_both_roles: bool = True
     needed: bool = False
+    speed: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,6 +93,19 @@ class FleetObservation:
             return math.inf  # also of one that waits longer than arrivals are counted, and is far from its target
         utilisations = [member.utilisation for member in self.having("ready")]
         return load_metric(utilisations, [self.wait_over_slo], self.arrival_rate, self.processing_rate)
+
+    def load_without(self, member: Member, peak: float = 0.0) -> float:
+        """The load if the others had its work too. A fast one among unlike instances leaves more to do, and one moment
+        says little of that: `peak` is the highest load of late."""
+        ready = self.having("ready")
+        speeds = [each.speed for each in ready]
+        if min(speeds, default=0.0) <= 0 or max(speeds) <= CLEARLY_FASTER * min(speeds):
+            left = len(self.members) - len(self.having("draining")) - 1
+            return self.load * (left + 1) / left if left else math.inf
+        total = sum(speeds)
+        busy = sum(each.speed * each.utilisation for each in ready) / total
+        left_speed = total - (member.speed if member in ready else 0.0)
+        return max(self.load, busy, peak) * total / left_speed if left_speed > 0 else math.inf
 
     def figures(self) -> dict[str, Figure]:
         """The inputs, for the Decision. An infinite ratio (arrivals, but nothing processed) becomes None."""

@@ -87,4 +87,5 @@ def _by_utilisation(messages: Sequence[FleetMessage]) -> list[InstanceMessage]:
 
 def _member(row: InstanceRow, seen: InstanceMessage | None, todo: int, needed: bool) -> Member:
     state = "draining" if row.desired == "draining" else "ready" if row.observed == "ready" else "starting"
-    return Member(row.id, state, seen["utilisation"] if seen else 0.0, todo, row.fixed, row.takes_both_roles, needed)
+    busy, speed = (seen["utilisation"], seen.get("speed", 0.0)) if seen else (0.0, 0.0)
+    return Member(row.id, state, busy, todo, row.fixed, row.takes_both_roles, needed, speed)

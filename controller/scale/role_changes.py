@@ -37,9 +37,8 @@ def instance_to_give(config: ScalingConfig, seen: FleetObservation) -> Member | 
     ready = seen.having("ready")
     if seen.stale or len(ready) < len(seen.members) or len(ready) <= max(1, config.min_instances):
         return None
-    if seen.load * len(ready) / (len(ready) - 1) > config.upper:
-        return None
     able = [member for member in ready if member.takes_both_roles and not member.needed]
+    able = [member for member in able if seen.load_without(member) <= config.upper]
     return min(able, key=lambda member: (member.outstanding, member.utilisation, member.id), default=None)
 
 

@@ -69,6 +69,7 @@ class ScalerMemory:
     ticks: int = 0
     seen_at: float | None = None  # last tick whose telemetry was not stale
     low_since: float | None = None
+    low_peak: float = 0.0  # highest load since then
     changed_at: float | None = None  # last action
     mind: str = STEADY
     calm_since: float | None = None  # since when it has been steady again, while `mind` is still the old one
@@ -123,8 +124,9 @@ def _watched(config: ScalingConfig, state: ScalerMemory, seen: FleetObservation,
         low_since = None
     elif low_since is None:
         low_since = now
-    load = seen.load if math.isfinite(seen.load) else None
-    return replace(state, seen_at=now, low_since=low_since, load=None if load is None else round(load, 4))
+    load = round(seen.load, 4) if math.isfinite(seen.load) else None
+    low_peak = 0.0 if low_since is None or load is None else max(load, state.low_peak if low_since < now else 0.0)
+    return replace(state, seen_at=now, low_since=low_since, low_peak=low_peak, load=load)
 
 
 def _judge(config: ScalingConfig, state: ScalerMemory, seen: FleetObservation, now: float) -> _Choice:
@@ -182,15 +184,19 @@ def _start(reason: str, instances: int, seen: FleetObservation) -> _Choice:
 def _in(config: ScalingConfig, state: ScalerMemory, seen: FleetObservation, count: int, now: float) -> _Choice:
     if seen.having("draining") or _settling(config, state, seen, now):
         return _Choice("settling", [], "scale_hold")
-    if (seen.load * count / (count - 1) > config.upper) if count > 1 else seen.arrival_rate > 0:
+    if count <= 1 and seen.arrival_rate > 0:
         return _Choice("rest_would_exceed_upper", [], "scale_hold")
-    return _drain(seen, "load_below_lower")
+    return _drain(seen, "load_below_lower", config.upper if count > 1 else math.inf, state.low_peak)
 
 
-def _drain(seen: FleetObservation, reason: str) -> _Choice:
+def _drain(seen: FleetObservation, reason: str, most: float = math.inf, peak: float = 0.0) -> _Choice:
     """The instance with the least to do, one that still starts before any that serves. Fixed instances stay, and those
-    that are needed leave last."""
+    that are needed leave last. `most`: load that the rest may have; `peak`: the highest load of late."""
     candidates = [member for member in seen.members if member.state != "draining" and not member.fixed]
+    if candidates and math.isfinite(most):
+        candidates = [member for member in candidates if seen.load_without(member, peak) <= most]
+        if not candidates:
+            return _Choice("rest_would_exceed_upper", [], "scale_hold")
     if reason == "load_below_lower" and candidates and all(member.needed for member in candidates):
         return _Choice("needed_for_targets", [], "scale_hold")
     if not candidates:

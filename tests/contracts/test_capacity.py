@@ -306,7 +306,7 @@ def _machine(devices):
 
 def _message(now, stage, looks):
     """What a gateway would publish of it. The load is told as a wait, so that no rate has to be guessed."""
-    names = {"id": "id", "utilisation": "utilisation", "running": "outstanding", "needed": "needed"}
+    names = {"id": "id", "utilisation": "utilisation", "running": "outstanding", "needed": "needed", "speed": "speed"}
     instances = [
         {**{name: getattr(member, of) for name, of in names.items()}, "waiting": 0}
         for seen in looks.values()

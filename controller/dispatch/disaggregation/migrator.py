@@ -32,7 +32,7 @@ from controller.dispatch.disaggregation.placing import Placing
 from controller.dispatch.disaggregation.reach import IncompatiblePeers, Reach, begins_new_run
 from controller.dispatch.disaggregation.rollback import Rollback
 from controller.dispatch.disaggregation.transfers import DecodeTransfer, TransferQueue
-from controller.dispatch.lane import undominated
+from controller.dispatch.lane import speed_of, undominated
 from controller.dispatch.learned import learned_states
 from controller.dispatch.lifecycle import On, State
 from controller.dispatch.shadow_state import Roster, ShadowInstance
@@ -112,7 +112,7 @@ class Migrator:
         states = [instance.view(now) for instance in decoders]
         needed = self._needed(now)
         for state in states:
-            state.needed = state.id in needed
+            state.needed, state.speed = state.id in needed, speed_of(self._roster.instances[state.id])
         return states
 
     def wanted(self, now: float) -> set[str]:

@@ -176,7 +176,7 @@ class Elastic:
                     members.append(Member(instance.id, state))
                 else:
                     load = known.utilisation, known.outstanding
-                    members.append(Member(instance.id, state, *load, needed=known.needed))
+                    members.append(Member(instance.id, state, *load, needed=known.needed, speed=known.speed))
         return tuple(sorted(members, key=lambda member: member.id))
 
     # ---- what there is ---------------------------------------------------------------------------------------------

@@ -79,3 +79,29 @@ def test_what_waits_where_no_instance_serves_or_starts_is_load_without_bound(mem
     """Its arrival may no longer count, and it may be far from its target."""
     seen = FleetObservation(members, age_s=0.0, wait_over_slo=0.1, queued=1, taken=taken)
     assert seen.load == load
+
+
+@pytest.mark.parametrize(
+    ("speeds", "gone", "load"),
+    [
+        ((1.0, 1.0), 0, 0.4),
+        ((1.0, 1.4), 0, 0.4),  # of one kind, as each was measured
+        ((4.0, 0.0), 0, 0.4),  # one is not known
+        ((4.0, 1.0), 0, 1.3),  # 4 x 0.3 + 1 x 0.1 of what the slow one can do
+        ((4.0, 1.0), 1, 0.325),
+    ],
+)
+def test_the_load_without_an_instance_counts_what_each_can_do(speeds, gone, load):
+    members = tuple(
+        Member(name, "ready", busy, speed=speed) for name, busy, speed in zip("ab", (0.3, 0.1), speeds, strict=True)
+    )
+    seen = FleetObservation(members, age_s=0.0)
+    assert seen.load_without(members[gone]) == pytest.approx(load)
+
+
+def test_the_highest_load_of_late_counts_where_instances_are_unlike():
+    quick, slow = Member("quick", "ready", 0.1, speed=4.0), Member("slow", "ready", 0.1, speed=1.0)
+    seen = FleetObservation((quick, slow), age_s=0.0)
+    assert seen.load_without(quick, 0.2) == pytest.approx(1.0)
+    assert seen.load_without(slow, 0.2) == pytest.approx(0.25)
+    assert FleetObservation((quick,), age_s=0.0).load_without(quick) == math.inf

@@ -163,3 +163,8 @@ def test_an_older_gateways_rates_add_up_with_those_by_stage():
 def test_collocated_instances_go_by_the_models_rates():
     look = observe([READY], [message(instance("a"), arrival_rate=5.0, queued=3, stages=STAGES)], NOW, "m")
     assert (look.arrival_rate, look.queued) == (5.0, 3)
+
+
+def test_how_fast_an_instance_is_comes_from_its_gateway():
+    assert [m.speed for m in look_at([READY], [message({**instance("a"), "speed": 2.5})]).members] == [2.5]
+    assert [m.speed for m in look_at([READY], [message(instance("a"))]).members] == [0.0], "of an older release"

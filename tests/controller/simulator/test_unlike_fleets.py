@@ -186,6 +186,21 @@ def test_no_busy_instance_is_drained(role):
     assert attained(result, targets) > 0.9
 
 
+@pytest.mark.parametrize(("first", "rate"), [("slow", 0.6), ("quick", 0.9), ("quick", 1.2), ("slow", 1.2)])
+def test_the_quick_one_of_two_is_not_scaled_in_where_the_other_could_not_do_its_work(first, rate):
+    """It does most of the work and is idle again soon, so it had the least to do; then the slow one was overloaded, and
+    the quick one came back, and went."""
+    instances = (SLOW, QUICK) if first == "slow" else (QUICK, SLOW)
+    targets, rng = Targets(5.0, 0.5, None, 20.0), np.random.default_rng(3)
+    at = np.cumsum(rng.exponential(1 / rate, int(150 * rate)))
+    demands = [Demand(f"r{i}", float(t), 4000, 8, targets, "c", max_tokens=8) for i, t in enumerate(at)]
+    scaling = ElasticSettings(ScalingConfig("model", min_instances=1, max_instances=2), sleep_level=1, wake_s=1.0)
+    result = simulate(demands, instances=instances, elastic=scaling)
+    changes = [(d.kind, d.figures["instance"]) for d in result.decisions if d.kind in ("scale_in", "scale_out")]
+    assert changes == [("scale_in", f"engine-{instances.index(SLOW)}")]
+    assert all(record.attained for record in result.records)
+
+
 @pytest.mark.parametrize(("prompt", "turns"), [(1500, False), (60, True)], ids=["busy", "idle"])
 def test_no_busy_prefill_instance_is_turned_into_a_decoder(prompt, turns):
     """Decode has too few slots all the time. Of 256 slots, prefill has two in use: one instance could hold them, and
