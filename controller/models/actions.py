@@ -106,6 +106,8 @@ class Transfer(models.Model):
 
     class Meta:
         db_table = "transfer"
+        verbose_name = "weight transfer"
+        verbose_name_plural = "weight transfers"
         ordering = ["-id"]
         indexes = [
             models.Index(fields=["target", "recorded_at"], name="transfer_target"),

@@ -455,6 +455,8 @@ class ProvisionerLook(models.Model):
 
     class Meta:
         db_table = "provisioner_look"
+        verbose_name = "check of a provisioner"
+        verbose_name_plural = "checks of provisioners"
         ordering = ["name"]
 
     def __str__(self) -> str:

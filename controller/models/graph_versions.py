@@ -32,6 +32,8 @@ class GraphVersion(models.Model):
 
     class Meta:
         db_table = "graph_version"
+        verbose_name = "version of pattern graphs"
+        verbose_name_plural = "versions of pattern graphs"
         ordering = ["tenant", "-version"]
         constraints = [
             models.UniqueConstraint(fields=["tenant", "version"], name="graph_version_unique"),

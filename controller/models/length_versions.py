@@ -35,6 +35,8 @@ class LengthVersion(models.Model):
 
     class Meta:
         db_table = "length_version"
+        verbose_name = "version of length bounds"
+        verbose_name_plural = "versions of length bounds"
         ordering = ["model", "-version"]
         constraints = [
             models.UniqueConstraint(fields=["model", "version"], name="length_version_unique"),

@@ -95,6 +95,8 @@ class KvTransfer(models.Model):
 
     class Meta:
         db_table = "kv_transfer"
+        verbose_name = "KV transfer"
+        verbose_name_plural = "KV transfers"
         ordering = ["-started_at", "-id"]
         indexes = [
             models.Index(fields=["id"], name="kv_transfer_id"),  # since the table's primary key begins with the time

@@ -122,6 +122,8 @@ class AttainmentMinute(models.Model):
 
     class Meta:
         db_table = "attainment_minute"
+        verbose_name = "attainment by minute"
+        verbose_name_plural = "attainment by minute"
         ordering = ["-minute", "tenant", "slo_class", "model"]
         constraints = [
             # The index covers the counts, so that sums over a day do not read the rows with their histograms.
@@ -156,6 +158,8 @@ class GoodputMinute(models.Model):
 
     class Meta:
         db_table = "goodput_minute"
+        verbose_name = "goodput by minute"
+        verbose_name_plural = "goodput by minute"
         ordering = ["-minute", "tenant", "slo_class", "type"]
         constraints = [
             models.UniqueConstraint(

@@ -27,6 +27,8 @@ class LearnedTakeover(models.Model):
 
     class Meta:
         db_table = "learned_takeover"
+        verbose_name = "takeover of a learned version"
+        verbose_name_plural = "takeovers of learned versions"
         ordering = ["what", "subject", "-version", "first_at", "id"]
         constraints = [
             models.UniqueConstraint(

@@ -125,6 +125,8 @@ class ApiKey(models.Model):
 
     class Meta:
         db_table = "api_key"
+        verbose_name = "API key"
+        verbose_name_plural = "API keys"
         ordering = ["tenant_id", "name", "id"]
         indexes = [models.Index(fields=["tenant"], name="api_key_live", condition=Q(revoked_at__isnull=True))]
         constraints = [models.CheckConstraint(condition=Q(sha256__regex=r"^[0-9a-f]{64}$"), name="api_key_sha256_hex")]
