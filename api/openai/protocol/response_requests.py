@@ -102,7 +102,7 @@ def _kept(body: Mapping[str, Any], before: Sequence[Item], retention_s: int) -> 
     kept where its tenant has a retention and the input is not too large."""
     store, background = body.get("store"), bool(body.get("background"))
     if not retention_s:
-        none_kept = "this tenant's retention_s is 0, or its gateway runs alone, so no response is kept"
+        none_kept = "no response is kept, since this tenant's retention_s is 0 or the gateway runs without a database"
         if store:
             raise wrong("store", f"must be false: {none_kept}")
         if background:
