@@ -180,6 +180,23 @@ def simulated(fleet: PdFleet, mode: Mode, rate: float, per_task: int, seeds: Seq
     return statistics.median(report(run_once(plan, contender, rate, seed), 0.0)["attainment"] for seed in seeds)
 
 
+def only_simulated(
+    fleet: PdFleet, modes: Iterable[Mode], rate: float, per_task: int, seeds: Sequence[int], link_gb_s: float
+) -> dict[str, Any]:
+    """The last line of `--no-live`."""
+    found = {mode.name: simulated(fleet, mode, rate, per_task, seeds, link_gb_s) for mode in modes}
+    return {
+        "benchmark": "pd --no-live",
+        "fleet": fleet.name,
+        "link_gb_s": link_gb_s,
+        "simulated": found,
+        "over_one_shot": ratio(found[PD.name], found[ONE_SHOT.name]),
+        "rate": rate,
+        "per_task": per_task,
+        "seeds": list(seeds),
+    }
+
+
 # ---- live -----------------------------------------------------------------------------------------------------------
 
 
@@ -238,6 +255,7 @@ def main() -> None:
     parser.add_argument("--per-task", type=int, help="requests of each kind (200; QUICK=1: 60)")
     parser.add_argument("--seeds", type=int, help="how many (3; QUICK=1: 1)")
     parser.add_argument("--link", type=float, default=1.0, help="GB/s per port in the simulator (%(default)s)")
+    parser.add_argument("--no-live", action="store_true", help="simulate only: the attainment of each mode")
     parser.add_argument("--keep", action="store_true", help="write the JSON to docs/measurements/pd as well")
     deadlines.add_options(parser)
     args = parser.parse_args()
@@ -257,8 +275,12 @@ def main() -> None:
     rate = args.rate or fleet.rate
     chunk, swept = best_chunk(fleet, rate, args.per_task, seeds)
     note(f"collocated, simulated by chunk: {swept}; taken: {chunk}")
+    modes = (collocated(chunk), PD, AFTER, ONE_SHOT)
+    if args.no_live:
+        print(json.dumps(only_simulated(fleet, modes, rate, args.per_task, seeds, args.link)))
+        return
     by_mode: dict[str, dict[str, Any]] = {}
-    for mode in (collocated(chunk), PD, AFTER, ONE_SHOT):
+    for mode in modes:
         note(f"{mode.name} ...")
         with tempfile.TemporaryDirectory(prefix="bench-pd-") as folder:
             found = live(fleet, mode, rate, args.per_task, seeds, Path(folder))

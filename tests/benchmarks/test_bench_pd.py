@@ -5,6 +5,7 @@ import math
 
 import pytest
 
+from benchmarks import bench_pd
 from benchmarks.bench_pd import AFTER, FLEETS, ONE_SHOT, PD, answer, collocated, experiment, simulated, summary, table
 from benchmarks.load.scoring import Score
 from controller.dispatch.policy_sets import build_dispatcher, build_migrator
@@ -79,3 +80,20 @@ def test_decode_engines_that_differ_are_placed_by_what_they_keep():
     fleet = FLEETS["unequal"]
     ours, one_shot = (simulated(fleet, mode, fleet.rate, 100, [1], 1.0) for mode in (PD, ONE_SHOT))
     assert ours >= 1.1 * one_shot
+
+
+def test_the_modes_are_simulated_alone_over_the_link_that_is_given(monkeypatch, capsys):
+    monkeypatch.setenv("QUICK", "1")
+    monkeypatch.setattr(bench_pd, "CHUNKS", (512,))
+    said = ["bench_pd", "--fleet", "unequal", "--no-live", "--per-task", "40", "--link"]
+    found = {}
+    for link in ("1", "0.1"):
+        monkeypatch.setattr("sys.argv", [*said, link])
+        bench_pd.main()
+        found[link] = json.loads(capsys.readouterr().out.splitlines()[-1])
+    assert found["0.1"]["link_gb_s"] == 0.1
+    assert found["0.1"]["simulated"]["collocated"] == found["1"]["simulated"]["collocated"]  # nothing moves
+    assert found["0.1"]["simulated"]["pd"] < found["1"]["simulated"]["pd"]
+    assert found["1"]["over_one_shot"] == round(
+        found["1"]["simulated"]["pd"] / found["1"]["simulated"]["one_shot"], 3
+    )
