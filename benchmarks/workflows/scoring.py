@@ -35,6 +35,7 @@ class WorkflowScore:
     calls: Mapping[str, int]
     largest_gap_s: float
     refusals: Mapping[str, int] = field(default_factory=dict)
+    latency_missed: Mapping[str, int] = field(default_factory=dict)  # latency requests by what was late; both: in each
     cpu_share: Mapping[str, float] = field(default_factory=dict)  # of one core, by process, while the load lasted
 
 
@@ -45,6 +46,19 @@ def in_time(timing: WorkflowTiming, targets: WorkflowTargets) -> bool:
         (call,) = timing.calls
         return call.ttft_s <= targets.ttft_s and call.tbt_s <= targets.tbt_s
     return timing.e2e_s <= targets.deadline_s(timing.workflow)
+
+
+def latency_missed(run: WorkflowRun, targets: WorkflowTargets) -> dict[str, int]:
+    """Latency requests that were not in time: by TTFT, by TBT, and those that were not answered."""
+    found: Counter[str] = Counter()
+    for timing in run.workflows:
+        if timing.workflow.kind == LATENCY and not timing.done:
+            found["unanswered"] += 1
+        elif timing.workflow.kind == LATENCY:
+            (call,) = timing.calls
+            found["ttft"] += call.ttft_s > targets.ttft_s
+            found["tbt"] += call.tbt_s > targets.tbt_s
+    return {name: count for name, count in found.items() if count}
 
 
 def goodput_tokens(timing: WorkflowTiming, targets: WorkflowTargets) -> int:
@@ -77,6 +91,7 @@ def score(run: WorkflowRun, targets: WorkflowTargets, duration_s: float) -> Work
         calls=dict(Counter(call.outcome for call in calls)),
         largest_gap_s=run.largest_gap_s,
         refusals=dict(Counter(call.refusal[:120] for call in calls if call.refusal)),
+        latency_missed=latency_missed(run, targets),
     )
 
 
@@ -114,6 +129,7 @@ def summary(scores: Sequence[WorkflowScore]) -> dict[str, Any]:
         "workflows": sum(each.workflows for each in scores),
         "calls": dict(sum((Counter(each.calls) for each in scores), Counter())),
         "refusals": dict(sum((Counter(each.refusals) for each in scores), Counter())),
+        "latency_missed": dict(sum((Counter(each.latency_missed) for each in scores), Counter())),
         "runs": len(scores),
         "largest_gap_s": round(max(each.largest_gap_s for each in scores), 3),
         "cpu_share": {

@@ -93,6 +93,15 @@ def test_a_light_run_with_unanswered_calls_gives_no_targets() -> None:
         light_targets(WorkflowRun([timing(DEADLINE, call(0.1, 0.2, 0.3))], 0.0, 1.0))
 
 
+def test_latency_requests_are_counted_by_what_was_late() -> None:
+    late = [timing(LATENCY, call(1.1, 1.15, 1.2)), timing(LATENCY, call(0.5, 0.7, 0.9)), timing(LATENCY, call(2, 3, 4))]
+    lost = timing(LATENCY, call(0.5, outcome="cut"), done=False)
+    good = [timing(LATENCY, call(0.5, 0.55, 0.6)), timing(DEADLINE, call(5.0, 6.0, 7.0))]
+    found = score(WorkflowRun([*late, lost, *good], 0.1, 9.0), TARGETS, 10.0)
+    assert found.latency_missed == {"ttft": 2, "tbt": 2, "unanswered": 1}
+    assert summary([found, found])["latency_missed"] == {"ttft": 4, "tbt": 4, "unanswered": 2}
+
+
 def test_medians_over_seeds_and_their_spread() -> None:
     runs = [WorkflowRun([compound(3.0)] * n + [compound(9.0)] * (4 - n), 0.1 * n, 9.0) for n in (1, 2, 4)]
     found = summary([score(run, TARGETS, 10.0) for run in runs])
