@@ -248,7 +248,7 @@ def compare(
             stalled = f", stalled {found.largest_gap_s:.2f} s" if found.largest_gap_s > MAX_GAP_S else ""
             note(
                 f"    {contender.name:26} {found.workflow_attainment:.3f}  {types(found)}  {dict(found.calls)}"
-                f"  late latency requests {dict(found.latency_missed)}  {found.goodput_tokens_per_s:.0f} tokens/s{stalled}"
+                f"  late {dict(found.latency_missed)}  {found.goodput_tokens_per_s:.0f} tokens/s{stalled}"
             )
     row: dict[str, Any] = {each.name: summary(scores[each.name]) for each in contenders}
     return {

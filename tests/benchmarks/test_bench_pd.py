@@ -94,6 +94,4 @@ def test_the_modes_are_simulated_alone_over_the_link_that_is_given(monkeypatch, 
     assert found["0.1"]["link_gb_s"] == 0.1
     assert found["0.1"]["simulated"]["collocated"] == found["1"]["simulated"]["collocated"]  # nothing moves
     assert found["0.1"]["simulated"]["pd"] < found["1"]["simulated"]["pd"]
-    assert found["1"]["over_one_shot"] == round(
-        found["1"]["simulated"]["pd"] / found["1"]["simulated"]["one_shot"], 3
-    )
+    assert found["1"]["over_one_shot"] == round(found["1"]["simulated"]["pd"] / found["1"]["simulated"]["one_shot"], 3)
