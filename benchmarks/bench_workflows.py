@@ -131,8 +131,9 @@ def answered(urls: Sequence[str]) -> float:
 class WorkflowBench:
     """Runs plans on the servers. `targets` are known after `light`."""
 
-    def __init__(self, stack: Stack, engines: Servers) -> None:
+    def __init__(self, stack: Stack, engines: Servers, records: Path | None = None) -> None:
         self.stack, self.engines = stack, engines
+        self.records = records  # file, to which lines are added
         self.analyser = Analyser(stack)
         self.targets = WorkflowTargets(0.0, 0.0, 0.0)
         self._runs = self._gateway_pid = 0
@@ -186,8 +187,18 @@ class WorkflowBench:
         with self._gateway(contender.name, urls) as url:
             self.analyser.wait_used(url, in_force=contender.analyser)
             share = ProcessorShare({"gateway": self._gateway_pid})
+            began = self.analyser.now()
             run = run_workflows(plan, self._through(url), until_s)
-            return replace(score(run, self.targets, duration_s), cpu_share=share.read())
+            found = replace(score(run, self.targets, duration_s), cpu_share=share.read())
+            self._keep(contender.name, len(plan) / duration_s, began, sum(found.calls.values()))
+        return found
+
+    def _keep(self, contender: str, rate: float, began: float, calls: int) -> None:
+        """Add what was recorded of the requests of a run to the file, if there is one."""
+        if self.records is not None:
+            rows = self.analyser.records_since(began, calls)
+            with self.records.open("a") as file:
+                file.writelines(json.dumps({"contender": contender, "rate": rate, **row}) + "\n" for row in rows)
 
     def _direct(self, contender: WorkflowContender, plan: Sequence[PlannedWorkflow], until_s: float) -> WorkflowRun:
         kind = contender.priority or "none"
@@ -298,6 +309,7 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--slo-scale", type=float, default=1.0, help="factor on all targets (Concord Fig. 6.9)")
     parser.add_argument("--recorded", type=int, help="calls that the analyser learns from")
     parser.add_argument("--plugin-order", default="calm", help="of the plug-in's queue")
+    parser.add_argument("--records", type=Path, help="file for the records of all requests through our gateways")
     arguments = parser.parse_args()
     wanted = [name.strip() for name in arguments.contenders.split(",") if name.strip()]
     if unknown := sorted(set(wanted) - set(names)):
@@ -380,7 +392,7 @@ def prepared(arguments: argparse.Namespace, quick: bool) -> Iterator[WorkflowBen
                 profiled.kv_capacity_tokens, retention_s=RETENTION_S,
             )  # fmt: skip
             with Stack(folder / "data", fleet) as stack:
-                yield WorkflowBench(stack, engines)
+                yield WorkflowBench(stack, engines, arguments.records)
 
 
 def main() -> int:

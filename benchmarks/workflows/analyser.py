@@ -101,6 +101,19 @@ class Analyser:
         folder: Path = self.stack.folder
         shutil.copy2(folder / f"{RECORDER}.learned.json", folder / f"{gateway_id}.learned.json")
 
+    def now(self) -> float:
+        """Seconds since 1970 by the database's clock."""
+        return float(self._read("SELECT extract(epoch FROM clock_timestamp())")[0][0])
+
+    def records_since(self, start: float, calls: int) -> list[dict[str, Any]]:
+        """What is recorded of the requests that arrived since then, once that is of so many of them or PATIENCE_S are
+        over."""
+        query = f"SELECT to_jsonb(request_record) FROM request_record WHERE arrived_at >= to_timestamp({start})"
+        end = time.monotonic() + PATIENCE_S
+        while len(rows := self._read(f"{query} ORDER BY arrived_at")) < calls and time.monotonic() < end:
+            time.sleep(0.25)
+        return [row for (row,) in rows]
+
     def _count(self) -> int:
         rows = self._read("SELECT count(*) FROM request_record WHERE length_features <> '[]'")
         return int(rows[0][0])

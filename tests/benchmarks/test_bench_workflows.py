@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 import contextlib
+import json
 import sys
 from pathlib import Path
 
 import pytest
+from django.db import connection
 
 from benchmarks import bench_workflows as bench
 from benchmarks.servers.stack import Stack, StackFleet
 from benchmarks.workflows import analyser
 from benchmarks.workflows.client import CallTiming, WorkflowRun, WorkflowTiming
 from benchmarks.workflows.plan import CONTENDERS
+from tests import factories
 
 ROW = {
     "workflow_attainment": 0.5,
@@ -100,3 +103,19 @@ def test_a_gateway_uses_the_versions_that_its_metrics_name(monkeypatch: pytest.M
     assert analyser.versions_used(tmp_path.as_uri()) == {"length_version"}
     page.write_text("slackline_requests_total 3.0\n")
     assert analyser.versions_used(tmp_path.as_uri()) == set()
+
+
+@pytest.mark.db
+@pytest.mark.django_db(transaction=True)
+def test_records_of_a_run_are_kept_with_its_contender_and_decisions(tmp_path: Path) -> None:
+    of = connection.settings_dict
+    stack = Stack(tmp_path, fleet(0.01))
+    stack.environment["DATABASE_URL"] = f"postgresql://{of['USER']}@{of['HOST']}:{of['PORT']}/{of['NAME']}"
+    kept = factories.record(queue_s=0.25, decisions=[{"reason": "urgent"}])
+    factories.records_stored(factories.record(arrived_at=factories.NOON - 60.0), kept)
+    measured = bench.WorkflowBench(stack, bench.Servers((), ()), tmp_path / "records.jsonl")
+    measured._keep("slackline", 1.7, factories.NOON, 1)
+    (line,) = (tmp_path / "records.jsonl").read_text().splitlines()
+    found = json.loads(line)
+    assert (found["contender"], found["rate"], found["id"]) == ("slackline", 1.7, kept.id)
+    assert (found["queue_s"], found["decisions"]) == (0.25, [{"reason": "urgent"}])
