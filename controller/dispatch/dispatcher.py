@@ -311,7 +311,7 @@ class StageDispatcher:
             figures: dict[str, Figure] = {"queued": len(lane.queue), "bound": self.config.max_queue}
             actions.append(refuse(request, "rate_limit_exceeded", "queue_full", lane.retry_after_s(), now, figures))
             return
-        lane.keepers.note(request, now)
+        lane.keepers.noted.append((now, request))
         if self.config.refuse_infeasible and lane.instances and not request.may_defer:
             infeasible = lane.infeasible(request, self.config.infeasible_margin)
             if infeasible is not None:

@@ -60,16 +60,13 @@ class HardRequests:
 
 class Keepers:
     """Which instances of one model's stage recent requests need, whether these were refused or not: instances that
-    serve, and instances that left and may sleep."""
+    serve, and instances that left and may sleep. `noted`: when requests arrived, and which, to be judged when somebody
+    asks; each request adds itself, so that its way does not lead through here."""
 
     def __init__(self, window_s: float = WINDOW_S) -> None:
-        self._noted: deque[tuple[float, Request]] = deque(maxlen=MOST_NOTED)
+        self.noted: deque[tuple[float, Request]] = deque(maxlen=MOST_NOTED)
         self._kept, self._missed = HardRequests(window_s), HardRequests(RETRIED_S)
         self._left: dict[str, ShadowInstance] = {}
-
-    def note(self, request: Request, now: float) -> None:
-        """It arrived. O(1)."""
-        self._noted.append((now, request))
 
     def joined(self, instance_id: str) -> None:
         self._left.pop(instance_id, None)
@@ -91,8 +88,8 @@ class Keepers:
         return left_keepers(self._missed.recent(now), serving, self._left.values())
 
     def _judge(self, best: Sequence[ShadowInstance]) -> None:
-        while self._noted:
-            at, request = self._noted.popleft()
+        while self.noted:
+            at, request = self.noted.popleft()
             self._kept.add(request, best, at)
             if self._left:
                 self._missed.add(request, self._left.values(), at)

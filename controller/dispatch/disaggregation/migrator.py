@@ -165,7 +165,7 @@ class Migrator:
     # ---- what happens ----------------------------------------------------------------------------------------------
 
     def _prefill_sent(self, event: ev.PrefillSent, now: float, actions: list[ev.Action]) -> None:
-        self._keepers[event.request.model].note(event.request, now)
+        self._keepers[event.request.model].noted.append((now, event.request))
         # Nothing is left of an earlier attempt, and what was decided for it in this pass no longer applies.
         self.rollback.forget(event.request.id)
         actions[:] = [each for each in actions if not _is_of_earlier(each, event)]
