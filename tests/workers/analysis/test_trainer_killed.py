@@ -81,7 +81,7 @@ def worker(tmp_path: Path) -> Iterator[subprocess.Popen[bytes]]:
     yield process
     process.terminate()
     try:
-        process.wait(20)
+        process.wait(60)  # it ends what it fits, which has seconds to do
     finally:
         process.kill()
         live._client(settings.REDIS_URL).delete("analysis")
