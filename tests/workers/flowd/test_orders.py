@@ -119,6 +119,7 @@ async def test_no_orders_count_for_longer_than_the_coordinators_and_a_new_count_
         await until_on_loop(lambda: going(daemon) == ["urgent"])  # it is called back at a step that is due soon
         await said(redis, 1, "r1")
         await until_on_loop(lambda: going(daemon) == ["later"])
+        assert taken(daemon) == {"taken": 2, "expired": 1}
 
 
 async def test_another_policy_and_new_transfers_follow_the_orders_in_force(path, redis):
