@@ -17,7 +17,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter, defaultdict
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 from controller.core import events as ev
@@ -117,22 +117,17 @@ class Migrator:
 
     def wanted(self, now: float) -> set[str]:
         """Ids of decode instances that left and that recent requests need."""
-        found: set[str] = set()
-        for model, keepers in self._keepers.items():
-            serving = self._serving(model)
-            found |= keepers.wanted(serving, undominated(serving), now)
-        return found
+        return {name for keepers, serving, best in self._stages() for name in keepers.wanted(serving, best, now)}
 
     def _needed(self, now: float) -> set[str]:
         """Ids of decode instances that alone can keep the pace or the deadline of some recent request."""
-        found: set[str] = set()
-        for model, keepers in self._keepers.items():
-            serving = self._serving(model)
-            found |= keepers.needed(serving, undominated(serving), now)
-        return found
+        return {name for keepers, serving, best in self._stages() for name in keepers.needed(serving, best, now)}
 
-    def _serving(self, model: str) -> list[ShadowInstance]:
-        return [each for each in self._roster.of_model(model) if each.takes_decodes]
+    def _stages(self) -> Iterator[tuple[Keepers, list[ShadowInstance], list[ShadowInstance]]]:
+        """Of each model: its keepers, the instances that decode, and those of which none is slower in everything."""
+        for model, keepers in self._keepers.items():
+            serving = [each for each in self._roster.of_model(model) if each.takes_decodes]
+            yield keepers, serving, undominated(serving)
 
     def learned_state(self) -> dict[str, dict[str, Any]]:
         """All that was learned of decode instances, for another process (`controller.dispatch.learned`)."""
