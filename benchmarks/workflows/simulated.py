@@ -32,6 +32,7 @@ from controller.simulator.workloads.foresight import Noisy
 from controller.simulator.workloads.program_workload import ProgramMix
 from controller.simulator.workloads.programs import Foresight, Program, ProgramCall, Programs, ProgramStage, Speeds
 from controller.simulator.workloads.stage_pace import StagePace
+from controller.slo.stage_deadlines import LIVE_RULE
 
 # As `bench-workflows` measured them on 2026-11-29 (docs/reference/benchmarks.md, "Workflows with one deadline").
 TARGETS = WorkflowTargets(0.2994, 0.0244, 5.202)
@@ -60,7 +61,7 @@ class PlannedMix(ProgramMix):
         plan = planned(rate or 1.0, seed, self.duration_s, later=True)
         found = [program_of(each, self.targets) for each in plan]
         speeds = Speeds(latency.decode_a + 8 * latency.decode_c, latency.prefill_b)
-        return Programs(found, foresight or self.foresight, speeds, "requests", StagePace())
+        return Programs(found, foresight or self.foresight, speeds, "requests", StagePace(), LIVE_RULE)
 
 
 def program_of(workflow: PlannedWorkflow, target: WorkflowTargets) -> Program:
