@@ -84,6 +84,12 @@ class SharedCall:
     def joinable(self) -> bool:
         return not self.call.over and not self.cut and len(self.sharers) < MOST_SHARING
 
+    @property
+    def workflow_due(self) -> float:
+        """When the first of their workflows is due; infinite if one is of no workflow with a deadline."""
+        due = [sharer.in_flight.workflow_due for sharer in self.sharers]
+        return math.inf if math.inf in due else min(due)
+
     def late(self) -> list[Sharer]:
         return [sharer for sharer in self.sharers if sharer.late]
 
@@ -224,6 +230,7 @@ class SharedCalls:
             decision = decided(sharer.in_flight.request)
             self._end_with_error(sharer.in_flight, Cause.EXPIRED, expired(decision), decision)
         call.waits_until = min(sharer.waits_until for sharer in found.sharers)
+        call.workflow_due = found.workflow_due
         requests = [sharer.in_flight.request for sharer in found.sharers]
         return call_for(requests, call.request, requests[-1].id)
 
@@ -231,9 +238,9 @@ class SharedCalls:
         call = copy.copy(in_flight)
         found = self._open[key] = self._calls[call] = SharedCall(key, call)
         # Requests of other workflows may share it, and keys of other requests may be revoked.
-        call.request = replace(in_flight.request, workflow="", stage="", workflow_left_s=None)
+        call.request = replace(in_flight.request, workflow="", stage="")
         call.key_id, call.charged_tokens, call.quota, call.timed = 0, 0, (), False
-        call.workflow_due, call.waits_until = math.inf, waits_until(in_flight)
+        call.waits_until = waits_until(in_flight)
         call.send, call.decisions, call.captured = found.send, None, None
         if in_flight.translation is not None:
             streamed = in_flight.streamed
@@ -251,7 +258,6 @@ class SharedCalls:
         self._limit(found.sharers[-1])
         if not found.call.sends:
             found.call.waits_until = min(sharer.waits_until for sharer in found.sharers)
-        if not found.call.sends:
             self._renew(found)
         elif self.runtime.waits(found.call):
             self._renew_later(found)
@@ -260,6 +266,7 @@ class SharedCalls:
         """The call gets the targets of all that share it now, if it waits."""
         if self._waits(found):
             shared = [sharer.in_flight.request for sharer in found.sharers]
+            found.call.workflow_due = found.workflow_due
             self.runtime.arrive_again(found.call, call_for(shared, found.call.request, shared[-1].id))
 
     def _renew_later(self, found: SharedCall) -> None:

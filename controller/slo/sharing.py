@@ -20,7 +20,19 @@ def call_for(requests: Sequence[Request], call: Request, request_id: str) -> Req
         targets=earliest([(request.arrival - call.arrival, request.targets) for request in requests]),
         value=max(request.value for request in requests),
         may_defer=True,
+        workflow_left_s=first_workflow_s(requests, call),
     )
+
+
+def first_workflow_s(requests: Sequence[Request], call: Request) -> float | None:
+    """From the call's arrival until the first workflow of them is due. None if one of them is of no workflow with a
+    deadline: its own targets are not a share of one, so nothing makes up for them."""
+    due = [
+        request.arrival - call.arrival + request.workflow_left_s
+        for request in requests
+        if request.workflow_left_s is not None
+    ]
+    return min(due) if len(due) == len(requests) else None
 
 
 def earliest(shared: Sequence[tuple[float, Targets]]) -> Targets:

@@ -53,8 +53,9 @@ class Hints(NamedTuple):
 
 
 def hints_of(request: Request, now: float, workflow_due: float = math.inf, waits_until: float = math.inf) -> Hints:
-    """Of a call that is made `now`. `workflow_due`: on the same clock; infinite: its workflow has no deadline.
-    `waits_until`: on the same clock; it waits no longer than that either."""
+    """Of a call that is made `now`. `workflow_due`: on the same clock; infinite: its workflow has no deadline. A call
+    that requests of several workflows share has the first of theirs, and is of none. `waits_until`: on the same clock;
+    it waits no longer than that either."""
     deadline_s = request.targets.deadline_s
     bounded = request.least_tokens is not None and request.most_tokens is not None
     return Hints(
@@ -62,7 +63,7 @@ def hints_of(request: Request, now: float, workflow_due: float = math.inf, waits
         workflow_s=workflow_due - now,
         lower=request.least_tokens if bounded else None,
         upper=request.most_tokens if bounded else None,
-        workflow=_name(request) if math.isfinite(workflow_due) else "",
+        workflow=_name(request) if math.isfinite(workflow_due) and request.workflow else "",
         waiting_s=min(request.arrival + request.targets.waiting_time_s, waits_until) - now,
         tenant=_tenant(request.tenant) if request.tenant else "",
     )

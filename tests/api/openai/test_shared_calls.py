@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import math
 from collections import Counter
 from dataclasses import replace
 
@@ -295,6 +296,26 @@ async def test_the_call_waits_as_long_as_the_one_that_waits_longest():
         assert (await hasty.done()).status == 504
         await busy.hang_up()
         assert (await patient.done()).status == 200
+
+
+@pytest.mark.parametrize(("second", "told"), [({"workflow_deadline": 20}, True), ({}, False)])
+async def test_the_engine_is_told_when_the_first_workflow_is_due_if_all_are_of_one(second, told):
+    """The deadline of a step is a share of that, which alone refuses nothing."""
+    async with TestBed(one_slot()) as bed:
+        bed.every(HANGS, Script())
+        busy = bed.send(completion(stream=True))
+        await until_on_loop(lambda: running(bed))
+        asked = shared(waiting_time=9, metadata={"workflow_id": "a"}, workflow_deadline=30, workflow_steps_left=3)
+        waiting = [bed.send(asked), bed.send(shared(waiting_time=9, metadata={"workflow_id": "b"}, **second))]
+        await settled()
+        await busy.hang_up()
+        assert [(await each.done()).status for each in waiting] == [200, 200]
+        hints = calls(bed)[1].hints
+        assert hints.workflow == "", "several may share it"
+        if told:
+            assert 15 < hints.workflow_s <= 20
+        else:
+            assert hints.workflow_s == math.inf
 
 
 # ---- targets --------------------------------------------------------------------------------------------------------

@@ -28,3 +28,11 @@ def test_the_call_keeps_its_arrival_and_what_an_operator_did_and_is_not_refused(
     call = call_for([first, second], first, "b")
     assert (call.id, call.arrival, call.order, call.value, call.may_defer) == ("b", 10.0, -1, 3.0, True)
     assert call.ttft_due == second.ttft_due
+
+
+def test_the_call_has_the_time_of_the_first_workflow_if_all_are_of_one():
+    first = request("a", 10.0, Targets(2.0, 0.1, 2.0), workflow="v", workflow_left_s=9.0)
+    second = request("b", 11.0, Targets(2.0, 0.1, 2.0), workflow="w", workflow_left_s=6.0)
+    assert call_for([first, second], first, "b").workflow_left_s == 7.0
+    alone = request("c", 12.0, Targets(2.0, 0.1, 2.0))
+    assert call_for([first, second, alone], first, "c").workflow_left_s is None, "its deadline is no share"
