@@ -32,7 +32,7 @@ from controller.core.steps import Added, Seq, SeqState
 from controller.core.types import InstanceSpec, LatencyCoefficients, Request
 from controller.dispatch.disaggregation.placements import MIGRATIONS, Prefilled
 from controller.dispatch.lane import replica_of
-from controller.dispatch.pacing import PACINGS
+from controller.dispatch.pacing import PACINGS, RecentDemand
 from controller.dispatch.queue import Entry, RequestQueue
 from controller.dispatch.shadow_state import ShadowInstance
 from controller.policies.batching import BATCHINGS
@@ -112,7 +112,9 @@ def routing(name: str, size: int, seed: int) -> Decide:
 
 def pacing(name: str, size: int, seed: int) -> Decide:
     policy, offered = PACINGS[name](), instances(size, seed)
-    return lambda: [policy.room(instance, 0.7, 0.2, NOW) for instance in offered if policy.ready(instance, NOW)]
+    return lambda: [
+        policy.room(instance, RecentDemand(0.7), 0.2, NOW) for instance in offered if policy.ready(instance, NOW)
+    ]
 
 
 def batching(name: str, size: int, seed: int) -> Decide:

@@ -22,7 +22,7 @@ from controller.core.types import LatencyCoefficients, Request
 from controller.dispatch.lane import GO_ON_S, MOST_NAMED, Fleet, Lane, RecentTargets, refuse, speed_of
 from controller.dispatch.learned import learned_states
 from controller.dispatch.orders import OrderBook
-from controller.dispatch.pacing import Pacing, Room, spares
+from controller.dispatch.pacing import Pacing, Room, recent_demand, spares
 from controller.dispatch.queue import Entry, Journal, QueueView, RequestQueue
 from controller.dispatch.shadow_state import ShadowInstance
 from controller.dispatch.sole_keepers import Keepers
@@ -90,10 +90,9 @@ class Pass:
 
     def choose(self, lane: Lane, instance: ShadowInstance, now: float) -> tuple[list[Chosen], Room]:
         """In the queue's order, what fits into the room the instance has under its own and the queue's targets."""
-        ttft = lane.traffic.tightest(now, default=math.inf)
+        demand = recent_demand(lane, now)
         tpot = instance.tightest_tpot(self._config.tightest_share)
-        queued = len(lane.queue.ready) / max(1, len(lane.instances))
-        room = self._pacing.room(instance, ttft, tpot, now, queued)
+        room = self._pacing.room(instance, demand, tpot, now)
         free_tokens = math.inf if math.isinf(room.slots) else instance.free_tokens()  # no limit: the engine queues
         idle = not instance.outstanding
         chosen: list[Chosen] = []
@@ -107,14 +106,14 @@ class Pass:
                 break
             request = entry.request
             tighter = decodes and request.targets.tpot_s < tpot and request.output_tokens > 1
-            own = self._pacing.room(instance, ttft, request.targets.tpot_s, now, queued) if tighter else room
+            own = self._pacing.room(instance, demand, request.targets.tpot_s, now) if tighter else room
             need = instance.kv_need(request)
             has_blocks = kv + need < free_tokens
             new = instance.uncached(request)[0] if cached else request.prompt_tokens
             fits = used + new < own.tokens and has_blocks
             # A prompt beyond any budget goes where no prefill waits and decodes have slack, or it would never go.
             alone = not chosen and (idle or (has_blocks and not instance.waiting_before and own.tokens > 1))
-            if not (fits or alone or chosen) and has_blocks and entry.hopeless_at - now < own.lone_s:
+            if not (fits or alone or chosen) and has_blocks and entry.late_at - now < own.lone_s:
                 alone = spares(instance, entry.cost.prefill_s, now)
             if (fits or alone) and not self._may_go(lane, entry, instance, chosen, now):
                 fits = alone = False
@@ -129,7 +128,7 @@ class Pass:
                 skipped += not request.ended  # many suspects in front must not hide the requests behind them
                 continue
             judged = self._admission.judge(request, instance.cost(request), instance, own.backlog_s, now)
-            if not (judged.admit or entry.forced):
+            if not (judged.admit or entry.forced or entry.late_at <= now):  # late for its stage, not for its workflow
                 skipped += 1
                 continue
             if tighter:  # only what is sent limits the others
@@ -139,7 +138,7 @@ class Pass:
             used += new
             kv += need
         if self._pacing.exact and not instance.spec.selects:
-            self._check_exact(instance, chosen, ttft, tpot if room.amortised else math.inf, lone)
+            self._check_exact(instance, chosen, demand.ttft_s, tpot if room.amortised else math.inf, lone)
         return chosen, room
 
     @staticmethod
@@ -504,12 +503,12 @@ class StageDispatcher:
         Engines that select by value are sent them all, since a late answer may still be worth its time. Returns whether
         an instance may take more.
         """
-        more = False
+        more, demand = False, recent_demand(lane, now)
         for instance in sorted(lane.instances.values(), key=lambda each: (each.outstanding, each.last_sent, each.id)):
             chooses = instance.spec.selects
-            if not (
-                instance.takes and self._pacing.ready(instance, now) and (chooses or self._pacing.spare(instance, now))
-            ):
+            if not (instance.takes and self._pacing.ready(instance, now)):
+                continue
+            if not (chooses or self._pacing.spare(instance, demand, now)):
                 continue
             entry = lane.cheapest_hopeless(instance, self.config.scan_limit, now)
             if entry is None:

@@ -26,6 +26,19 @@ NEAR = 0.85  # of a TPOT: a longer step leaves too little for the prompts that c
 SPARE_AGAIN_S = 0.05  # two decode steps: until answers are looked at again, if none comes or goes
 
 
+class RecentDemand(NamedTuple):
+    """What recent requests of a lane ask for, and how many wait in the gateway, by instance. Infinite: not known."""
+
+    ttft_s: float = math.inf  # the tightest
+    tpot_s: float = math.inf
+    queued: float = math.inf
+
+
+def recent_demand(lane: Lane, now: float) -> RecentDemand:
+    ttft_s, tpot_s = (recent.tightest(now, default=math.inf) for recent in (lane.traffic, lane.paces))
+    return RecentDemand(ttft_s, tpot_s, len(lane.queue.ready) / max(1, len(lane.instances)))
+
+
 class Room(NamedTuple):
     """What an instance may take now: prompt tokens (strictly fewer), sequences, seconds of prefill work before it.
 
@@ -81,9 +94,9 @@ def spare_s(instance: ShadowInstance, now: float) -> float:
 def patient_until(entry: Entry, share: float) -> float:
     """When less than this share is left of the time in which the request must be sent. Some admissions know no such
     time: then it does not wait."""
-    if math.isinf(entry.hopeless_at):
+    if math.isinf(entry.late_at):
         return -math.inf
-    return entry.hopeless_at - share * (entry.hopeless_at - entry.request.arrival)
+    return entry.late_at - share * (entry.late_at - entry.request.arrival)
 
 
 def too_slow(entry: Entry, instance: ShadowInstance, step_s: float) -> bool:
@@ -120,10 +133,8 @@ class Pacing(Protocol):
 
     def ready(self, instance: ShadowInstance, now: float) -> bool: ...
 
-    def room(
-        self, instance: ShadowInstance, ttft_s: float, tpot_s: float, now: float, queued: float = math.inf
-    ) -> Room:
-        """`queued`: requests that wait in the gateway, by instance."""
+    def room(self, instance: ShadowInstance, demand: RecentDemand, tpot_s: float, now: float) -> Room:
+        """`tpot_s`: the tightest of what is there and of what is to go there."""
         ...
 
     def waits_until(self, entry: Entry, instance: ShadowInstance, lane: Lane, room: Room, now: float) -> float:
@@ -142,7 +153,7 @@ class Pacing(Protocol):
         """A request left the instance."""
         ...
 
-    def spare(self, instance: ShadowInstance, now: float) -> bool:
+    def spare(self, instance: ShadowInstance, demand: RecentDemand, now: float) -> bool:
         """Whether there is room that nothing else needs, which a hopeless request may have."""
         ...
 
@@ -196,12 +207,10 @@ class Unlimited(EventOnly):
     def ready(self, instance: ShadowInstance, now: float) -> bool:
         return True
 
-    def room(
-        self, instance: ShadowInstance, ttft_s: float, tpot_s: float, now: float, queued: float = math.inf
-    ) -> Room:
+    def room(self, instance: ShadowInstance, demand: RecentDemand, tpot_s: float, now: float) -> Room:
         return Room(math.inf, math.inf, 0.0)
 
-    def spare(self, instance: ShadowInstance, now: float) -> bool:
+    def spare(self, instance: ShadowInstance, demand: RecentDemand, now: float) -> bool:
         return True
 
 
@@ -225,12 +234,10 @@ class FixedWindow(EventOnly):
     def ready(self, instance: ShadowInstance, now: float) -> bool:
         return instance.outstanding < self.config.window
 
-    def room(
-        self, instance: ShadowInstance, ttft_s: float, tpot_s: float, now: float, queued: float = math.inf
-    ) -> Room:
+    def room(self, instance: ShadowInstance, demand: RecentDemand, tpot_s: float, now: float) -> Room:
         return Room(math.inf, self.config.window - instance.outstanding, 0.0)
 
-    def spare(self, instance: ShadowInstance, now: float) -> bool:
+    def spare(self, instance: ShadowInstance, demand: RecentDemand, now: float) -> bool:
         return self.ready(instance, now)
 
 
@@ -256,11 +263,9 @@ class Maturity(Anywhere):
     def ready(self, instance: ShadowInstance, now: float) -> bool:
         return instance.mature_at <= now and instance.free_slots > 0
 
-    def room(
-        self, instance: ShadowInstance, ttft_s: float, tpot_s: float, now: float, queued: float = math.inf
-    ) -> Room:
+    def room(self, instance: ShadowInstance, demand: RecentDemand, tpot_s: float, now: float) -> Room:
         decode_s = instance.decode_s()
-        tokens = instance.latency.token_budget(ttft_s, tpot_s, decode_s, instance.waiting_new)
+        tokens = instance.latency.token_budget(demand.ttft_s, tpot_s, decode_s, instance.waiting_new)
         return Room(tokens, instance.free_slots, instance.waiting_prefill_s())
 
     def passed(self, instance: ShadowInstance, now: float) -> None:
@@ -277,7 +282,7 @@ class Maturity(Anywhere):
         if instance.mature_at > now and (math.isinf(instance.mature_at) or not instance.outstanding):
             instance.mature_at = now
 
-    def spare(self, instance: ShadowInstance, now: float) -> bool:
+    def spare(self, instance: ShadowInstance, demand: RecentDemand, now: float) -> bool:
         return self.ready(instance, now) and not instance.waiting
 
     def wake_at(self, instance: ShadowInstance, now: float) -> float:
@@ -300,7 +305,10 @@ class Backlog:
     one; `few_queued` 1.5: while at most so many requests an instance wait and no other gateway sends there, no stream
     of prefills follows, and that time bounds them alone; who cannot wait `most_s` may go alone (decision 266).
     `patience` 0.3: meanwhile, who has more than that share of its time left waits for an instance where no TPOT is
-    missed for it; `margin` 4: who has time for that many times the steps of a busier one goes there (decision 280).
+    missed for it; `margin` 1.5: who has time for that many times the steps of a busier one goes there (decision 280).
+    `near` 0.6: where a step takes more than that share of the tightest TPOT of recent traffic, sequences make answers
+    late and not prefills: what holds for a short queue holds for a long one too, `near_share` 0.8 takes the place of
+    `share`, and hopeless requests go to idle instances only (decision 291).
     """
 
     name: ClassVar[str] = "backlog"
@@ -315,7 +323,9 @@ class Backlog:
         stall_share: float = 0.4
         few_queued: float = 1.5
         patience: float = 0.3
-        margin: float = 4.0
+        margin: float = 1.5
+        near: float = 0.6
+        near_share: float = 0.8
 
         def __post_init__(self) -> None:
             if not 0 < self.share <= 1:
@@ -332,6 +342,10 @@ class Backlog:
                 raise ConfigError("patience must lie in [0, 1]", field="patience")
             if not self.margin >= 1:
                 raise ConfigError("margin must be at least 1", field="margin")
+            if not self.near > 0:
+                raise ConfigError("near must be positive", field="near")
+            if not 0 < self.near_share <= 1:
+                raise ConfigError("near_share must lie in (0, 1]", field="near_share")
 
     def __init__(self, config: Config | None = None) -> None:
         self.config = config or self.Config()
@@ -340,14 +354,14 @@ class Backlog:
     def ready(self, instance: ShadowInstance, now: float) -> bool:
         return instance.free_slots > 0 or instance.spec.selects
 
-    def room(
-        self, instance: ShadowInstance, ttft_s: float, tpot_s: float, now: float, queued: float = math.inf
-    ) -> Room:
+    def room(self, instance: ShadowInstance, demand: RecentDemand, tpot_s: float, now: float) -> Room:
         if instance.spec.selects:
             return Room(math.inf, math.inf, 0.0)
         waiting = instance.waiting_prefill_s()
-        allowed = instance.share * min(self.config.share * ttft_s, self.config.most_s)
-        few = instance.share == 1.0 and queued <= self.config.few_queued
+        near = self._near(instance, demand) and instance.share == 1.0
+        share = self.config.near_share if near else self.config.share
+        allowed = instance.share * min(share * demand.ttft_s, self.config.most_s)
+        few = near or (instance.share == 1.0 and demand.queued <= self.config.few_queued)
         if few:
             backlog, decode_s, tpot_s = waiting, 0.0, math.inf
         else:
@@ -375,6 +389,10 @@ class Backlog:
         )
         return until if waits else now
 
+    def _near(self, instance: ShadowInstance, demand: RecentDemand) -> bool:
+        """Whether a decode step beside one more sequence is near the tightest TPOT of recent traffic."""
+        return instance.decodes and step_beside(instance) > self.config.near * demand.tpot_s
+
     def _spare(self, instance: ShadowInstance, now: float) -> float:
         """`spare_s`, computed again once a sequence comes or goes there, or after SPARE_AGAIN_S."""
         sequences = instance.sent_total, len(instance.waiting), len(instance.running)
@@ -396,8 +414,10 @@ class Backlog:
         if not instance.outstanding:
             instance.mature_at = min(instance.mature_at, now)
 
-    def spare(self, instance: ShadowInstance, now: float) -> bool:
+    def spare(self, instance: ShadowInstance, demand: RecentDemand, now: float) -> bool:
         free = instance.free_slots
+        if instance.outstanding and self._near(instance, demand):
+            return False
         return not instance.waiting and free > 0 and free >= self.config.spare_slots * instance.slots
 
     def wake_at(self, instance: ShadowInstance, now: float) -> float:

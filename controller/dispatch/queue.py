@@ -19,6 +19,7 @@ from controller.core.policy import Admission, Barred, Cost, Frames, Ordering, Pl
 from controller.core.types import Request
 
 SortKey = tuple[tuple[float, ...], float, str]
+MADE_UP = 0.5  # of the time that a workflow's later stages were given, which they can do without
 AFTER_UNMOVED: SortKey = ((0.5,), 0.0, "")  # keys begin with the order that an operator gave, 0 of most
 
 
@@ -26,7 +27,8 @@ class Entry:
     """One waiting request.
 
     `context`: tokens of its prompt and longest answer. `excluded`: instances that failed it. `deferred`: others are
-    served first, so that they are in time. `hopeless`: it is in the tier that is served last. `pruned`: orders put it
+    served first, so that they are in time. `late_at`, `hopeless_at`: when it must have been sent for its own targets,
+    and for those of its workflow. `hopeless`: it is in the tier that is served last. `pruned`: orders put it
     there, so that others are in time. `waited_for_tpot`: it could have gone, but a TPOT would have been missed for it.
     """
 
@@ -39,6 +41,7 @@ class Entry:
         "hopeless",
         "hopeless_at",
         "key",
+        "late_at",
         "not_before",
         "paused",
         "pruned",
@@ -61,6 +64,7 @@ class Entry:
         self.paused = False
         self.pruned = False
         self.waited_for_tpot = False
+        self.late_at = math.inf
         self.hopeless_at = math.inf
         self.valid_until = math.inf  # of its rank
         self.turn_at = math.inf  # when it is looked at again
@@ -73,6 +77,13 @@ class Entry:
     def forced(self) -> bool:
         """Whether an operator wants it sent whatever its chances."""
         return self.request.order < 0
+
+    def judge(self, admission: Admission) -> None:
+        """A stage's share of its workflow's time is a guess, which later stages can make up for (decision 290)."""
+        request, at = self.request, admission.hopeless_at(self.request, self.cost)
+        self.late_at = self.hopeless_at = at
+        if request.workflow_left_s is not None and request.targets.deadline_s is not None:
+            self.hopeless_at += MADE_UP * max(0.0, request.workflow_left_s - request.targets.deadline_s)
 
     def last(self, now: float) -> bool:
         """Whether it belongs to the tier that is served last: it cannot make it, or orders say so."""
@@ -203,7 +214,7 @@ class RequestQueue:
     def add(self, entry: Entry, now: float) -> None:
         request = entry.request
         self._entries[request.id] = entry
-        entry.hopeless_at = self._admission.hopeless_at(request, entry.cost)
+        entry.judge(self._admission)
         entry.hopeless = entry.last(now)
         self._place(entry, now)
         heapq.heappush(self._drops, (entry.drop_at, request.id))
@@ -329,7 +340,7 @@ class RequestQueue:
                 continue
             self._unplace(entry)
             entry.cost = cost(entry.request)
-            entry.hopeless_at = self._admission.hopeless_at(entry.request, entry.cost)
+            entry.judge(self._admission)
             entry.hopeless = entry.last(now)
             self._place(entry, now)
 

@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from controller.core.errors import ConfigError
-from controller.dispatch.pacing import PACINGS, EventOnly, Room
+from controller.dispatch.pacing import PACINGS, EventOnly, RecentDemand, Room
 from controller.dispatch.shadow_state import ShadowInstance
 
 
@@ -45,9 +45,7 @@ class VirtualBatch(EventOnly):
     def ready(self, instance: ShadowInstance, now: float) -> bool:
         return instance.free_slots > 0 and instance.waiting_tokens < self.config.batch_tokens
 
-    def room(
-        self, instance: ShadowInstance, ttft_s: float, tpot_s: float, now: float, queued: float = math.inf
-    ) -> Room:
+    def room(self, instance: ShadowInstance, demand: RecentDemand, tpot_s: float, now: float) -> Room:
         if not instance.outstanding:
             return Room(math.inf, 1, 0.0)
         if self.step_s(instance, tpot_s) * self.config.inefficiency >= tpot_s:
@@ -66,5 +64,5 @@ class VirtualBatch(EventOnly):
         k = instance.latency.coefficients
         return k.decode_a + k.decode_b * mean * size + k.decode_c * size
 
-    def spare(self, instance: ShadowInstance, now: float) -> bool:
+    def spare(self, instance: ShadowInstance, demand: RecentDemand, now: float) -> bool:
         return self.ready(instance, now) and not instance.waiting

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from controller.core.errors import ConfigError
-from controller.dispatch.pacing import PACINGS, EventOnly, Room
+from controller.dispatch.pacing import PACINGS, EventOnly, RecentDemand, Room
 from controller.dispatch.shadow_state import ShadowInstance
 
 
@@ -42,9 +42,7 @@ class WorstCaseFit(EventOnly):
     def ready(self, instance: ShadowInstance, now: float) -> bool:
         return instance.free_slots > 0
 
-    def room(
-        self, instance: ShadowInstance, ttft_s: float, tpot_s: float, now: float, queued: float = math.inf
-    ) -> Room:
+    def room(self, instance: ShadowInstance, demand: RecentDemand, tpot_s: float, now: float) -> Room:
         waiting = instance.waiting_prefill_s()
         if not instance.outstanding:
             return Room(math.inf, 1, 0.0)
@@ -52,7 +50,7 @@ class WorstCaseFit(EventOnly):
         whole = instance.context_tokens + instance.waiting_tokens + instance.expected_tokens
         if instance.latency.decode(instance.outstanding + 1, whole) > tpot:
             return Room(0.0, 0, waiting)
-        seconds = min(self.config.ttft_share * ttft_s, self._in_hand(instance, now))
+        seconds = min(self.config.ttft_share * demand.ttft_s, self._in_hand(instance, now))
         k = instance.latency.coefficients
         if math.isinf(seconds) or k.prefill_b <= 0:
             return Room(math.inf, 1, waiting)
@@ -68,5 +66,5 @@ class WorstCaseFit(EventOnly):
                 hand = min(hand, sent.first_at + max(1, sent.produced) * tpot - now)
         return hand
 
-    def spare(self, instance: ShadowInstance, now: float) -> bool:
+    def spare(self, instance: ShadowInstance, demand: RecentDemand, now: float) -> bool:
         return self.ready(instance, now) and not instance.waiting

@@ -26,7 +26,7 @@ from controller.core.registry import Registry
 from controller.core.types import InstanceSpec, LatencyCoefficients, Request, Role, Targets
 from controller.dispatch import MIGRATIONS, POLICY_SETS, build_dispatcher, build_migrator
 from controller.dispatch.disaggregation.placements import Prefilled
-from controller.dispatch.pacing import PACINGS
+from controller.dispatch.pacing import PACINGS, RecentDemand
 from controller.dispatch.shadow_state import ShadowInstance
 from controller.policies.batching import BATCHINGS
 from controller.policies.preemption import PREEMPTIONS, SequenceStanding
@@ -121,7 +121,7 @@ def test_routings_choose_one_of_the_offered_and_change_nothing(name):
 def test_pacings_offer_room_to_an_idle_instance(name):
     pacing, idle = PACINGS[name](), ShadowInstance(InstanceSpec("w", "m"))
     assert pacing.ready(idle, 1.0)
-    room = pacing.room(idle, 2.0, 0.5, 1.0)
+    room = pacing.room(idle, RecentDemand(2.0), 0.5, 1.0)
     assert room.tokens > 100
     assert room.slots >= 1
     assert pacing.wake_at(idle, 1.0) > 1.0
@@ -133,15 +133,18 @@ def test_pacings_learn_only_where_they_are_told_to(name):
     pacing, (instance, _) = PACINGS[name](), instances()
     state = books([instance])
 
-    def asked():
-        answers = (pacing.ready(instance, 2.0), pacing.room(instance, 2.0, 0.5, 2.0), pacing.spare(instance, 2.0))
-        return (*answers, pacing.wake_at(instance, 2.0))
+    def answers():
+        demand = RecentDemand(2.0)
+        return (
+            pacing.ready(instance, 2.0), pacing.room(instance, demand, 0.5, 2.0), pacing.spare(instance, demand, 2.0),
+            pacing.wake_at(instance, 2.0),
+        )  # fmt: skip
 
-    assert asked() == asked()
+    assert answers() == answers()
     assert state == books([instance])
     for tell in (lambda: pacing.prefilled(instance, 0.1, 2.0), lambda: pacing.ended(instance, 2.0)):
         assert tell() is None
-        assert asked() == asked()
+        assert answers() == answers()
     assert pacing.passed(instance, 2.0) is None
     assert state == books([instance])
 

@@ -70,6 +70,9 @@ class FeasibleDeadlines(Stateless):
         ahead: list[tuple[float, str, _Work]] = []
         for (request, cost), work in zip(waiting, plan.works, strict=True):
             latest_s = request.due - cost.prefill_s - cost.first_byte_s - self.config.margin_s - now
+            if latest_s < 0 and request.workflow_left_s is not None:
+                out.add(request.id)  # too late for its stage, not for its workflow: it is to push nobody out
+                continue
             heapq.heappush(ahead, (-plan.share(work) / max(request.value, 1e-6), request.id, work))
             plan.add(work)
             while plan.begins_in_s(work) > latest_s:

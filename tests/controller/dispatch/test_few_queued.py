@@ -8,13 +8,14 @@ from controller.dispatch import build_dispatcher
 from controller.dispatch.pacing import Backlog
 from tests.controller.dispatch.fleet import SPEED, request, sends, up
 
+FAR = 10.0  # steps here are near their TPOT, which would say more than how much waits (test_near_steps.py)
 FIRST_S = SPEED.prefill_a + SPEED.prefill_b * 1000
 
 
 def after_first_tokens(*outputs, share=1.0, **pacing):
     """A dispatcher whose only instance decodes answers of these lengths at 0.021 s a step or so, with a TPOT of 0.03 s.
     The last prefill of 0.11 s has just ended."""
-    dispatcher = build_dispatcher("slackline", {"pacing": {"patience": 1.0, **pacing}})
+    dispatcher = build_dispatcher("slackline", {"pacing": {"patience": 1.0, "near": FAR, **pacing}})
     dispatcher.handle([up()], 0.0)
     dispatcher.handle([ev.SharesChanged("w", share)], 0.0)
     for index, output in enumerate(outputs):

@@ -8,6 +8,7 @@ from controller.core import events as ev
 from controller.core.errors import ConfigError
 from controller.core.types import InstanceSpec
 from controller.dispatch import build_dispatcher
+from controller.dispatch.pacing import RecentDemand
 from controller.dispatch.shadow_state import ShadowInstance
 from controller.dispatch.virtual_batch import VirtualBatch
 from controller.dispatch.worst_case_fit import WorstCaseFit
@@ -91,16 +92,16 @@ def test_the_virtual_batch_counts_each_by_its_share_of_the_steps():
     busy = instance(*(request(f"r{i}", tpot=tpot) for i, tpot in enumerate(tpots)))
     step = VirtualBatch().step_s(busy, 0.05)
     assert step == pytest.approx(SPEED.decode_a + SPEED.decode_c * 3.75)
-    assert VirtualBatch().room(busy, 1.0, 0.05, 0.0).slots == 1
+    assert VirtualBatch().room(busy, RecentDemand(1.0), 0.05, 0.0).slots == 1
     # 0.02375 x 2.2 = 0.05225: above the tightest TPOT.
-    assert VirtualBatch(VirtualBatch.Config(inefficiency=2.2)).room(busy, 1.0, 0.05, 0.0).slots == 0
+    assert VirtualBatch(VirtualBatch.Config(inefficiency=2.2)).room(busy, RecentDemand(1.0), 0.05, 0.0).slots == 0
 
 
 def test_one_steps_prompt_tokens_wait_at_an_engine_and_no_more():
     pacing = VirtualBatch(VirtualBatch.Config(batch_tokens=300))
     assert pacing.ready(instance(request("a", prompt=299), decoding=False), 0.0)
     assert not pacing.ready(instance(request("a", prompt=300), decoding=False), 0.0)
-    assert pacing.room(instance(request("a", prompt=200), decoding=False), 1.0, 0.5, 0.0).tokens == 101
+    assert pacing.room(instance(request("a", prompt=200), decoding=False), RecentDemand(1.0), 0.5, 0.0).tokens == 101
 
 
 def test_aladdin_takes_the_fullest_that_can_and_the_emptiest_when_told():
@@ -113,17 +114,19 @@ def test_aladdin_takes_the_fullest_that_can_and_the_emptiest_when_told():
 
 def test_aladdins_prefill_must_fit_what_the_decodes_have_in_hand():
     # A decode at TPOT 0.5 whose first token came at 0 has until 0.5 for its next: at 0.2, 0.3 s are in hand.
-    room = WorstCaseFit().room(instance(request("a", tpot=0.5)), 0.7, 0.5, 0.2)
+    room = WorstCaseFit().room(instance(request("a", tpot=0.5)), RecentDemand(0.7), 0.5, 0.2)
     assert room.tokens == pytest.approx((0.3 - SPEED.prefill_a) / SPEED.prefill_b)
-    assert WorstCaseFit().room(instance(request("a", tpot=0.5)), 0.1, 0.5, 0.2).tokens == pytest.approx(900)
-    assert WorstCaseFit().room(instance(request("a", tpot=0.5)), 0.7, 0.5, 0.6).tokens == 0.0
+    assert WorstCaseFit().room(instance(request("a", tpot=0.5)), RecentDemand(0.1), 0.5, 0.2).tokens == pytest.approx(
+        900
+    )
+    assert WorstCaseFit().room(instance(request("a", tpot=0.5)), RecentDemand(0.7), 0.5, 0.6).tokens == 0.0
 
 
 def test_aladdins_step_at_full_length_must_keep_the_tpot():
     busy = instance(*(request(f"r{i}") for i in range(10)))  # a step of 11 takes 31 ms
-    assert WorstCaseFit().room(busy, 0.7, 0.0311, 0.0).slots == 1
-    assert WorstCaseFit().room(busy, 0.7, 0.0309, 0.0).slots == 0
-    assert WorstCaseFit(WorstCaseFit.Config(tpot_share=0.5)).room(busy, 0.7, 0.0311, 0.0).slots == 0
+    assert WorstCaseFit().room(busy, RecentDemand(0.7), 0.0311, 0.0).slots == 1
+    assert WorstCaseFit().room(busy, RecentDemand(0.7), 0.0309, 0.0).slots == 0
+    assert WorstCaseFit(WorstCaseFit.Config(tpot_share=0.5)).room(busy, RecentDemand(0.7), 0.0311, 0.0).slots == 0
 
 
 def test_aladdin_packs_before_it_spreads():
