@@ -38,15 +38,15 @@ class PluginSettings:
 
     def __post_init__(self) -> None:
         if self.order not in ORDERS:
-            raise ConfigError(f"unknown order {self.order!r}; valid: {', '.join(ORDERS)}", field="order")
+            raise ConfigError(f"unknown order {self.order!r}; valid: {', '.join(ORDERS)}", field="slackline.order")
         if self.decode not in DECODES:
-            raise ConfigError(f"unknown decode {self.decode!r}; valid: {', '.join(DECODES)}", field="decode")
+            raise ConfigError(f"unknown decode {self.decode!r}; valid: {', '.join(DECODES)}", field="slackline.decode")
         if self.order == CALM and self.decode != ALL:
-            raise ConfigError("order calm chooses who decodes by itself: leave decode out", field="decode")
+            raise ConfigError("order calm chooses who decodes by itself: leave decode out", field="slackline.decode")
         if self.order_options and self.order in PREFILL_ORDERS:
-            raise ConfigError(f"order {self.order} has no options", field="order_options")
+            raise ConfigError(f"order {self.order} has no options", field="slackline.order_options")
         if self.decode_options and self.decode == ALL:
-            raise ConfigError("decode all has no options", field="decode_options")
+            raise ConfigError("decode all has no options", field="slackline.decode_options")
 
 
 def settings_from(additional: object) -> PluginSettings:
@@ -102,10 +102,10 @@ def policy_of(settings: PluginSettings, max_num_seqs: int) -> StepPolicy:
     """Raises ConfigError."""
     if settings.order == CALM:
         options = {"slots": max_num_seqs, **settings.order_options}
-        return WholeBatch(build(CALM, options, "order_options"))  # type: ignore[arg-type]
+        return WholeBatch(build(CALM, options, "slackline.order_options"))  # type: ignore[arg-type]
     options = dict(settings.order_options) if settings.order == URGENCY else {}
-    urgency = build(URGENCY, options, "order_options")
-    slack = build(SLACK, settings.decode_options, "decode_options") if settings.decode == SLACK else None
+    urgency = build(URGENCY, options, "slackline.order_options")
+    slack = build(SLACK, settings.decode_options, "slackline.decode_options") if settings.decode == SLACK else None
     return OrderedQueue(settings.order, urgency, slack)  # type: ignore[arg-type]
 
 

@@ -78,10 +78,11 @@ def test_calm_takes_the_seat_of_one_that_is_lost() -> None:
 @pytest.mark.parametrize(
     ("given", "field"),
     [
-        ({"order": "soonest"}, "order"), ({"decode": "some"}, "decode"), ({"policy": "edf"}, "slackline.policy"),
-        ({"order": "calm", "decode": "kairos_decode"}, "decode"), ({"order_options": {"a": 1}}, "order_options"),
-        ({"decode_options": {"reserve": "solo"}}, "decode_options"), ({"order_options": 3}, "slackline.order_options"),
-        ([], "slackline"),
+        ({"order": "soonest"}, "slackline.order"), ({"decode": "some"}, "slackline.decode"),
+        ({"policy": "edf"}, "slackline.policy"), ({"order": "calm", "decode": "kairos_decode"}, "slackline.decode"),
+        ({"order_options": {"a": 1}}, "slackline.order_options"), ([], "slackline"),
+        ({"decode_options": {"reserve": "solo"}}, "slackline.decode_options"),
+        ({"order_options": 3}, "slackline.order_options"),
     ],
 )  # fmt: skip
 def test_settings_that_do_not_exist_or_have_no_effect_are_refused(given: object, field: str) -> None:
@@ -91,8 +92,9 @@ def test_settings_that_do_not_exist_or_have_no_effect_are_refused(given: object,
 
 
 def test_options_go_to_their_policy() -> None:
-    with pytest.raises(ConfigError, match="reserve"):
+    with pytest.raises(ConfigError, match="reserve") as caught:
         policy_of(PluginSettings(decode="kairos_decode", decode_options={"reserve": "none"}), 4)
+    assert caught.value.field == "slackline.decode_options.reserve"
     assert settings_from({}) == settings_from(None) == PluginSettings()
 
 
