@@ -23,6 +23,16 @@ class OneLine(logging.Filter):
         return True
 
 
+class WithoutTraceback(logging.Filter):
+    """For loggers that log an exception which became an answer, as a page that a role may not open: the line says so,
+    and where it was raised helps nobody. Errors keep theirs."""
+
+    def filter(self, record: logging.LogRecord) -> bool:
+        if record.levelno < logging.ERROR:
+            record.exc_info = record.exc_text = None
+        return True
+
+
 def escaped(text: str) -> str:
     """Control characters as Python would write them, such as \\n and \\x1b."""
     return _CONTROL.sub(lambda found: repr(found.group())[1:-1], text)

@@ -11,7 +11,7 @@ import sys
 import pytest
 from django.conf import settings
 
-from workers.log_lines import OneLine
+from workers.log_lines import OneLine, WithoutTraceback
 
 FORGED = "req-1\n2026-01-01 00:00:00 INFO console: olga signed in\x1b[2K\u2028\x85"
 
@@ -53,6 +53,26 @@ def test_the_text_of_an_exception_is_indented_and_cannot_look_like_a_record(writ
     assert rest[0] == "  Traceback (most recent call last):"
     assert all(line.startswith("  ") for line in rest)
     assert "\x1b" not in stream.getvalue()
+
+
+@pytest.mark.parametrize(("level", "traced"), [(logging.WARNING, False), (logging.ERROR, True)])
+def test_an_exception_that_became_an_answer_is_one_line(written, level, traced):
+    """Django logs a page that a role may not open with the exception that said so."""
+    logger, stream = written
+    only = WithoutTraceback()
+    logger.addFilter(only)
+    try:
+        raise PermissionError("no")
+    except PermissionError as error:
+        logger.log(level, "Forbidden", exc_info=error)
+    logger.removeFilter(only)
+    assert ("Traceback" in stream.getvalue()) is traced
+    assert stream.getvalue().splitlines()[0].endswith("Forbidden")
+
+
+def test_django_uses_it_for_requests():
+    (name,) = settings.LOGGING["loggers"]["django.request"]["filters"]
+    assert settings.LOGGING["filters"][name]["()"] == "workers.log_lines.WithoutTraceback"
 
 
 def test_every_handler_of_the_django_processes_has_it():
