@@ -34,6 +34,8 @@ def percent(share: float | None, digits: int = 1) -> str:
 def rate(value: float | None, unit: str = "/s") -> str:
     if value is None or value == "":
         return DASH
+    if 0 < value < 0.05:
+        return f"<0.1{unit}"  # it is not 0, which 0.0 would say
     return f"{value:.1f}{unit}" if value < 10 else f"{value:,.0f}{unit}"
 
 

@@ -29,6 +29,8 @@ def test_shares(share, text):
 def test_rates_and_counts():
     assert units.tokens_per_s(1234.5) == "1,234 tok/s"
     assert units.rate(0.25) == "0.2/s"
+    assert units.rate(0.02, "/min") == "<0.1/min"
+    assert units.rate(0.0) == "0.0/s"
     assert units.count(12000) == "12,000"
     assert units.count(None) == "–"
     assert (units.money(1.5), units.money(7200)) == ("1.5", "7,200")
