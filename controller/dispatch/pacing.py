@@ -94,9 +94,9 @@ def spare_s(instance: ShadowInstance, now: float) -> float:
 def patient_until(entry: Entry, share: float) -> float:
     """When less than this share is left of the time in which the request must be sent. Some admissions know no such
     time: then it does not wait."""
-    if math.isinf(entry.late_at):
+    if math.isinf(entry.hopeless_at):
         return -math.inf
-    return entry.late_at - share * (entry.late_at - entry.request.arrival)
+    return entry.hopeless_at - share * (entry.hopeless_at - entry.request.arrival)
 
 
 def too_slow(entry: Entry, instance: ShadowInstance, step_s: float) -> bool:
@@ -114,7 +114,7 @@ def joins_others(entry: Entry, instance: ShadowInstance, lane: Lane, step_s: flo
         return False
     pace_s = targets.tpot_s
     if targets.deadline_s is not None:
-        left_s = entry.request.arrival + targets.deadline_s - now - entry.cost.prefill_s
+        left_s = entry.request.arrival + targets.deadline_s - now - entry.cost.prefill_s + entry.made_up_s
         pace_s = min(pace_s, left_s / max(1, entry.request.output_tokens))
     here = instance.outstanding
     return any(

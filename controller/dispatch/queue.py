@@ -79,11 +79,20 @@ class Entry:
         return self.request.order < 0
 
     def judge(self, admission: Admission) -> None:
-        """A stage's share of its workflow's time is a guess, which later stages can make up for (decision 290)."""
+        """A stage's share of its workflow's time is a guess, which later stages can make up for. A workflow that is
+        late already was lost before the request came (decision 290)."""
         request, at = self.request, admission.hopeless_at(self.request, self.cost)
+        left_s = request.workflow_left_s
+        if left_s is not None and left_s <= 0 and math.isfinite(at):
+            at = request.arrival
         self.late_at = self.hopeless_at = at
-        if request.workflow_left_s is not None and request.targets.deadline_s is not None:
-            self.hopeless_at += MADE_UP * max(0.0, request.workflow_left_s - request.targets.deadline_s)
+        if left_s is not None and request.targets.deadline_s is not None:
+            self.hopeless_at += MADE_UP * max(0.0, left_s - request.targets.deadline_s)
+
+    @property
+    def made_up_s(self) -> float:
+        """By which its answer may be later than its deadline, for later stages of its workflow to make up for."""
+        return self.hopeless_at - self.late_at if math.isfinite(self.late_at) else 0.0
 
     def last(self, now: float) -> bool:
         """Whether it belongs to the tier that is served last: it cannot make it, or orders say so."""

@@ -72,7 +72,8 @@ def within(applied: Applied, time: WorkflowTime, own_waiting: bool) -> Applied:
 
     The share is a guess that steps to come can make up for, so it orders requests and refuses none: the request is
     served late instead, and waits as long as its class says (or itself, with `own_waiting`), at most until the workflow
-    is due. If the workflow is late already, nothing changes: the answer may still be of use.
+    is due. If the workflow is late already, the targets stay: the answer may still be of use, though others that can
+    be in time go first.
     """
     if time.late:
         return applied

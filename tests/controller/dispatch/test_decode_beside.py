@@ -98,6 +98,25 @@ def test_one_that_is_due_soon_goes_where_steps_are_shorter():
     assert arrive(*with_name(crowded(), "due"), **due) == [("due", "b")]
 
 
+def test_a_step_has_the_time_that_later_ones_of_its_workflow_can_make_up_for():
+    share_s = FIRST_S + LOOSE["output"] * 3 * STEP
+    due = {**LOOSE, "deadline": share_s, "workflow": "w", "may_defer": True}
+    far = share_s + 2 * LOOSE["output"] * 9 * STEP + 1.0  # of which it may use half
+    assert arrive(*with_name(crowded(margin=4.0), "due"), **due, workflow_left_s=share_s) == [("due", "a")]
+    assert arrive(*with_name(crowded(margin=4.0), "due"), **due, workflow_left_s=far) == [("due", "b")]
+
+
+def test_so_it_waits_for_longer_too():
+    dispatcher = fleet("a")
+    now = begin(dispatcher, "tight", "a", tpot=STEP + 0.0005, output=6000)
+    step = {"ttft": 1.0, "tpot": 10.0, "deadline": 1.0, "output": 1, "workflow": "w", "may_defer": True}
+    arrived = request("next", arrival=now, workflow_left_s=5.0, **step)
+    until = now + 0.7 * (1.0 - FIRST_S + 0.5 * 4.0)
+    assert sends(dispatcher.handle([ev.Arrived(arrived)], now)) == []
+    assert sends(dispatcher.handle([ev.Woke()], until - 0.01)) == []
+    assert sends(dispatcher.handle([ev.Woke()], until)) == [("next", "a")]
+
+
 def with_name(found, name):
     dispatcher, now = found
     return dispatcher, name, now

@@ -126,6 +126,22 @@ def test_it_is_once_the_workflow_cannot():
     assert queue.get("s").hopeless
 
 
+def test_a_request_of_a_workflow_that_is_late_goes_behind_those_that_can_be_in_time():
+    """Its targets are those of its class, which it could keep."""
+    dispatcher = build_dispatcher("slackline")
+    queue = waiting(dispatcher, step("s", left_s=-1.0, share_s=600.0))
+    assert queue.get("s").hopeless
+    dispatcher.handle([ev.Arrived(request("other", ttft=30.0))], 0.1)
+    ended = [ev.FirstToken("first"), ev.Finished("first", 9)]
+    assert sends(dispatcher.handle(ended, 0.2)) == [("other", "w")]
+    assert sends(dispatcher.handle([ev.FirstToken("other"), ev.Finished("other", 9)], 0.4)) == [("s", "w")]
+
+
+def test_an_admission_that_gives_nobody_up_serves_it_in_its_turn():
+    dispatcher = build_dispatcher("slackline", {"admission": {"name": "admit_all"}})
+    assert not waiting(dispatcher, step("s", left_s=-1.0)).get("s").hopeless
+
+
 def test_the_last_stage_has_no_more_time_than_the_workflow():
     dispatcher = build_dispatcher("slackline")
     entry = waiting(dispatcher, step("s", left_s=1.0)).get("s")
