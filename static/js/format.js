@@ -26,6 +26,7 @@ export function count(value) {
 
 export function rate(value, unit = "/s") {
   if (missing(value)) return DASH;
+  if (value > 0 && value < 0.05) return `<0.1${unit}`;
   return `${value < 10 ? value.toFixed(1) : Math.round(value).toLocaleString("en")}${unit}`;
 }
 

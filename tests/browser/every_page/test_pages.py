@@ -90,6 +90,11 @@ def test_script_and_server_write_numbers_alike(visit):
         shares,
     )
     assert said == [units.percent(share) for share in shares]
+    rates = [None, 0, 0.02, 0.31, 4.3, 359]
+    said = page.evaluate(
+        "async (v) => { const f = await import('/static/js/format.js'); return v.map((each) => f.rate(each)); }", rates
+    )
+    assert said == [units.rate(each) for each in rates]
 
 
 def test_the_keyboard_reaches_the_content_and_the_focus_is_seen(visit):
