@@ -34,7 +34,7 @@ from controller.core.types import Outcome, Request
 from controller.dispatch.dispatcher import RETRY_SAME_S
 from controller.dispatch.lifecycle import ENDS, Cause, outcome
 from controller.dispatch.suspects import HOLD_S
-from controller.slo.sharing import call_for
+from controller.slo.sharing import call_for, first_workflow_s
 from controller.wording.refusals import refusal
 
 KEPT_BYTES = 256 << 10  # of an answer, for requests that come later: beyond it none joins
@@ -86,9 +86,10 @@ class SharedCall:
 
     @property
     def workflow_due(self) -> float:
-        """When the first of their workflows is due; infinite if one is of no workflow with a deadline."""
-        due = [sharer.in_flight.workflow_due for sharer in self.sharers]
-        return math.inf if math.inf in due else min(due)
+        """When the first of their workflows is due that can be in time; infinite if one has no deadline."""
+        requests = [sharer.in_flight.request for sharer in self.sharers]
+        left_s = first_workflow_s(requests, self.call.request)
+        return math.inf if left_s is None else self.call.request.arrival + left_s
 
     def late(self) -> list[Sharer]:
         return [sharer for sharer in self.sharers if sharer.late]

@@ -25,14 +25,14 @@ def call_for(requests: Sequence[Request], call: Request, request_id: str) -> Req
 
 
 def first_workflow_s(requests: Sequence[Request], call: Request) -> float | None:
-    """From the call's arrival until the first workflow of them is due. None if one of them is of no workflow with a
-    deadline: its own targets are not a share of one, so nothing makes up for them."""
-    due = [
-        request.arrival - call.arrival + request.workflow_left_s
-        for request in requests
-        if request.workflow_left_s is not None
-    ]
-    return min(due) if len(due) == len(requests) else None
+    """From the call's arrival until the first workflow of them is due, of those that were not late when they asked:
+    one that was must not cost the others their place. None if one of them is of no workflow with a deadline: its own
+    targets are not a share of one, so nothing makes up for them."""
+    left = [(request.workflow_left_s, request.arrival - call.arrival) for request in requests]
+    due = [(left_s > 0, left_s + after) for left_s, after in left if left_s is not None]
+    if len(due) < len(requests):
+        return None
+    return min((at for able, at in due if able), default=max(at for _, at in due))
 
 
 def earliest(shared: Sequence[tuple[float, Targets]]) -> Targets:

@@ -86,10 +86,15 @@ class Config:
             raise ConfigError("starvation must be a number of tokens, at least 0", field="starvation")
 
 
+def named(request: Request) -> str:
+    """Its workflow: two tenants may call theirs the same."""
+    return f"{request.tenant}\0{request.workflow}"
+
+
 def sequence_of(request: Request) -> Seq:
     """The request as an engine's scheduler would see it, told all that a gateway tells one."""
     targets, bounded = request.targets, request.least_tokens is not None and request.most_tokens is not None
-    most, limited = max(1, request.reserved_tokens), request.workflow_left_s is not None
+    most = max(1, request.reserved_tokens)
     seq = Seq(
         request.id, request.arrival, request.prompt_tokens, most,
         due=request.ttft_due, ttft_s=targets.ttft_s, tpot_s=targets.tpot_s, value=request.value,
@@ -97,8 +102,8 @@ def sequence_of(request: Request) -> Seq:
     told = ToldHints(
         due_s=math.inf if targets.deadline_s is None else targets.deadline_s,
         bounds=(min(most, max(0, request.surest_tokens)), most) if bounded or targets.deadline_s else None,
-        workflow_s=request.workflow_left_s if request.workflow_left_s is not None else math.inf,
-        workflow=f"{request.tenant}\0{request.workflow}" if request.workflow and limited else "",
+        workflow_s=math.inf if request.workflow_left_s is None else request.workflow_left_s,
+        workflow="" if not request.workflow or request.workflow_left_s is None else named(request),
     )
     seq.estimate = estimate_of(told, seq, request.arrival)
     if seq.estimate is not None and not seq.estimate.each_token:  # what is shared need not be computed, and is goodput

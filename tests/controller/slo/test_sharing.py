@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from controller.core.types import Request, Targets
 from controller.slo.sharing import call_for, earliest
 
@@ -36,3 +38,10 @@ def test_the_call_has_the_time_of_the_first_workflow_if_all_are_of_one():
     assert call_for([first, second], first, "b").workflow_left_s == 7.0
     alone = request("c", 12.0, Targets(2.0, 0.1, 2.0))
     assert call_for([first, second, alone], first, "c").workflow_left_s is None, "its deadline is no share"
+
+
+def test_a_workflow_that_was_late_costs_the_others_nothing():
+    late = request("a", 10.0, Targets(2.0, 0.1, 2.0), workflow="v", workflow_left_s=-3.0)
+    able = request("b", 11.0, Targets(2.0, 0.1, 2.0), workflow="w", workflow_left_s=6.0)
+    assert call_for([late, able], late, "b").workflow_left_s == 7.0
+    assert call_for([late, replace(late, arrival=11.0)], late, "b").workflow_left_s == -2.0
