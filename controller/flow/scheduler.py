@@ -70,7 +70,8 @@ class Ended(NamedTuple):
 
 
 class BatchQueued(NamedTuple):
-    """A batch of `layers` layers waits for its unit, behind those that were queued before."""
+    """A batch of `layers` layers waits for its unit, behind those that were queued before. Queued again, it goes behind
+    all others, as one that was set aside does when another comes."""
 
     unit: str
     batch: str
@@ -171,6 +172,14 @@ class _Unit:
     batches: dict[str, int] = field(default_factory=dict)
     layer: int = 0  # that the first batch computes; 0 also if it has not started
 
+    def queue(self, batch: str, layers: int) -> None:
+        """Behind all others."""
+        first = next(iter(self.batches), batch)
+        self.batches.pop(batch, None)
+        self.batches[batch] = layers
+        if next(iter(self.batches)) != first:
+            self.layer = 0
+
     def current_layer(self, batch: str) -> int | None:
         """Negative by the layers ahead; None if the batch is not known (it is computed, or was never queued)."""
         ahead = -self.layer  # of the first batch these are computed
@@ -267,7 +276,7 @@ class FlowScheduler:
             case PortSeen():
                 self._see(event, touched)
             case BatchQueued(unit, batch, layers):
-                self._units.setdefault(unit, _Unit()).batches.setdefault(batch, layers)
+                self._units.setdefault(unit, _Unit()).queue(batch, layers)
                 self._left_changed(self._of_unit.get(unit, ()), touched)  # layers to come count from now on
             case LayerStarted(unit, batch, layer):
                 self._layer_started(unit, batch, layer, touched)

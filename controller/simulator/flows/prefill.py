@@ -298,10 +298,15 @@ class PrefillRun:
         return batch
 
     def _enqueue(self, batch: _Batch) -> None:
-        """Behind what runs and waits, before what was set aside."""
+        """Behind what runs and waits, before what was set aside. Hosts hear of that again, behind this one, else they
+        would take it for so many layers ahead."""
         queue = self._queues[batch.instance]
-        queue.insert(sum(each.begun or not each.aside for each in queue), batch)
-        self._tell(batch.instance, [BatchQueued(f"p{batch.instance}", batch.id, self.shape.groups)])
+        place = sum(each.begun or not each.aside for each in queue)
+        queue.insert(place, batch)
+        self._tell(batch.instance, [self._queued(each) for each in queue[place:]])
+
+    def _queued(self, batch: _Batch) -> BatchQueued:
+        return BatchQueued(f"p{batch.instance}", batch.id, self.shape.groups)
 
     def _tell(self, instance: int, events: Sequence[FlowEvent]) -> None:
         """Events of a unit go to its own hosts, and to every other that heard of a batch that is not computed yet."""
@@ -313,9 +318,7 @@ class PrefillRun:
         """A host that begins to send for a unit hears of its batches in order: how many layers are computed before the
         one that it sends for depends on all of them."""
         queue, unit = self._queues[instance], f"p{instance}"
-        events: list[FlowEvent] = [
-            BatchQueued(unit, batch.id, self.shape.groups) for batch in queue if batch.begun or not batch.aside
-        ]
+        events: list[FlowEvent] = [self._queued(batch) for batch in queue]
         for batch in queue:
             batch.hosts.add(host)
         if queue[0].group >= 0:
@@ -499,6 +502,7 @@ class PrefillRun:
             alone.aside = True
             self._join(alone, each)
             queue.append(alone)
+            self._tell(batch.instance, [self._queued(alone)])
         if batch.requests:
             self._advance_batch(batch)
             return

@@ -239,6 +239,19 @@ def test_a_batch_that_waits_for_its_unit_is_further_away(queued, ahead):
     assert (turns["b"].rank[1], turns["c"].rank[1]) == (2, 2 + ahead)
 
 
+def test_a_batch_that_is_queued_again_goes_behind_the_others():
+    """So one that was set aside stays behind those that came after it."""
+    made = scheduler()
+    first, aside = BatchQueued("w", "b", 32), BatchQueued("w", "c", 32)
+    made.handle([first, aside, BatchQueued("w", "d", 32), aside, LayerStarted("w", "b", 10)], 0.0)
+    flows = [MsFlow(name, FlowStage.REUSE, 1.0, "out", "in", "w", name, ("r",), 2) for name in "cd"]
+    turns = permits(made.handle([Submitted(flow) for flow in flows], 0.0)[0])
+    assert (turns["d"].rank[1], turns["c"].rank[1]) == (24, 56)
+    made.handle([first], 0.1)  # it does not run any more
+    flow = MsFlow("d3", FlowStage.REUSE, 1.0, "out", "in", "w", "d", ("r",), 3)
+    assert permits(made.handle([Submitted(flow)], 0.1)[0])["d3"].rank[1] == 3
+
+
 def test_reuse_does_not_fall_back_when_another_batch_overtakes_its_own():
     made = scheduler()
     made.handle([BatchQueued("w", "c", 32), BatchQueued("w", "d", 32)], 0.0)

@@ -11,7 +11,7 @@ from controller.core.errors import ConfigError
 from controller.flow.batches import BatchOrder, Pruned, order_batches
 from controller.flow.flows import FlowStage
 from controller.flow.policies import FLOW_POLICIES
-from controller.flow.scheduler import BatchComputed, BatchQueued, LayerStarted, OrderSent
+from controller.flow.scheduler import BatchComputed, BatchQueued, FlowScheduler, LayerStarted, OrderSent
 from controller.simulator.flows import prefill
 from controller.simulator.flows.cluster import ModelShape, PrefillShape
 from controller.simulator.flows.prefill import PrefillRequest, PrefillRun, PrefillSettings, alone_s
@@ -99,6 +99,43 @@ def test_a_sender_of_reuse_hears_of_all_batches_before_the_one_it_sends_for(monk
     running, waiting = (event.batch for event in told if isinstance(event, BatchQueued))
     assert told.index(LayerStarted("p1", running, 0)) < told.index(LayerStarted("p1", waiting, 0))
     assert [event.batch for event in told if isinstance(event, BatchComputed)] == [running, waiting]
+
+
+class CountedRun(PrefillRun):
+    """Notes at each fetch how many layers its batch is away, as its host counts and in truth. `hosts`: what they heard
+    besides orders."""
+
+    def __init__(self, hosts, *args):
+        super().__init__(*args)
+        self.hosts, self.counted, self.known, self.aside = hosts, [], [], 0
+
+    def _send(self, flow):
+        if flow.stage is FlowStage.REUSE:
+            queue = self._queues[int(flow.unit[1:])]
+            before = list(itertools.takewhile(lambda batch: batch.id != flow.batch, queue))
+            ahead = sum(self.shape.groups - max(0, batch.group) for batch in before)
+            self.known.append(-ahead if before else max(0, queue[0].group))
+            self.counted.append(self.hosts[flow.egress].current_layer(flow))
+            self.aside += any(batch.aside for batch in queue)
+        super()._send(flow)
+
+
+@pytest.mark.parametrize("seed", [2, 3, 7])
+def test_hosts_count_the_layers_ahead_of_each_fetch_also_where_requests_are_pruned(monkeypatch, seed):
+    """A pruned request's batch is behind all others while it waits, and before them with all of its layers once it
+    runs. A host that heard only that it runs took those behind it for nearer than they were."""
+    hosts, tell = {}, FlowRun.tell
+
+    def heard(self, host, events):
+        known = [event for event in events if not isinstance(event, OrderSent)]
+        hosts.setdefault(host, FlowScheduler()).handle(known, self.now)
+        tell(self, host, events)
+
+    monkeypatch.setattr(FlowRun, "tell", heard)
+    run = CountedRun(hosts, PrefillSettings(SLOW, 3, budget=0.2), FLOW_POLICIES["mfs"])
+    run.serve(requests(60, rate=20.0, seed=seed))
+    assert run.aside > 10
+    assert run.counted == run.known
 
 
 def pruning(monkeypatch, *named, since=0.0):
