@@ -5,9 +5,11 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from workers.supervisor.settings import FLEET_HOST
+
 MODEL = "demo"
 PROFILE = "llama-3.1-8b-a100"
-HOST = "local"
+HOST = FLEET_HOST
 DEVICES = 4
 DEVICE_KIND = "emulated-a100"
 DEVICE_MEMORY_BYTES = 80 * 2**30

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import platform
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 
@@ -13,13 +14,14 @@ from workers.environment import read_variable
 
 DEFAULT_LINK_GBPS = 10.0
 LONGEST_PATH = 100  # bytes of a Unix socket's path; Linux allows 107
+HOST_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._:/-]{0,119}")  # as the console takes it for a host
 
 
 @dataclass(frozen=True, slots=True)
 class FlowdSettings:
     """`policy`: OFF, or one of GATED, until the stored flow policy is known. `bandwidth`: bytes/s of the host's link.
-    `socket`: path of the Unix socket, "" if there can be no daemon. `redis_url`: "" without a console. `host`: its name
-    there."""
+    `socket`: path of the Unix socket, "" if there can be no daemon. `redis_url`: "" without a console. `host`: the name
+    under which it reports there."""
 
     policy: str
     bandwidth: float
@@ -50,5 +52,8 @@ def settings_from(environ: Mapping[str, str], socket: str = "") -> FlowdSettings
                 "FLOW_SOCKET",
             )
         path = ""
+    host = read_variable(environ, "FLOW_HOST")
+    if host and not HOST_NAME.fullmatch(host):
+        raise ConfigError(f"FLOW_HOST is {host!r}: the name that this host has in the console", "FLOW_HOST")
     redis_url = read_variable(environ, "REDIS_URL")
-    return FlowdSettings(policy, gbps * 1e9 / 8, path, redis_url, platform.node())
+    return FlowdSettings(policy, gbps * 1e9 / 8, path, redis_url, host or platform.node())

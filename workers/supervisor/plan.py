@@ -10,7 +10,7 @@ from pathlib import Path
 from workers.environment import read_variable
 from workers.supervisor.child import Spec, die_with_parent
 from workers.supervisor.ports import HOST
-from workers.supervisor.settings import Settings
+from workers.supervisor.settings import FLEET_HOST, Settings
 
 ROOT = Path(__file__).resolve().parent.parent.parent
 # The gateway stops early, to drain; what it needs stops later. Engines, Redis and PostgreSQL follow after these.
@@ -56,6 +56,7 @@ def known_environment(settings: Settings, secrets: Mapping[str, str], base: Mapp
     }
     if settings.flows.socket:
         ours["FLOW_SOCKET"] = settings.flows.socket  # engines ask the daemon there
+        ours["FLOW_HOST"] = FLEET_HOST
     return _with_values(ours, base)
 
 

@@ -19,6 +19,7 @@ from workers.supervisor.ports import HOST
 GATEWAY_PORT = 8080
 CONSOLE_PORT = 8000
 FLOW_SOCKET = "flowd.sock"  # of the transfer daemon, in the data folder
+FLEET_HOST = "local"  # this machine in the console: the demo's host, and what the transfer daemon reports
 # SECRET_KEY signs sessions. Engines send KV and weights only to processes that know FLEET_TOKEN.
 SECRETS = ("SECRET_KEY", "FLEET_TOKEN")
 _TRUE, _FALSE = {"1", "true", "yes", "on"}, {"0", "false", "no", "off"}

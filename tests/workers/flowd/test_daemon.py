@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import platform
 import signal
 import subprocess
 import sys
@@ -435,6 +436,8 @@ async def test_a_daemon_that_is_stopped_removes_its_socket_and_a_second_one_is_r
         ({"FLOW_POLICY": "mfs", "FLOW_SOCKET": "/" + "x" * 120}, "FLOW_SOCKET"),
         ({"FLOW_LINK_GBPS": "fast"}, "FLOW_LINK_GBPS"),
         ({"FLOW_LINK_GBPS": "0"}, "FLOW_LINK_GBPS"),
+        ({"FLOW_HOST": "a host"}, "FLOW_HOST"),
+        ({"FLOW_HOST": "x" * 121}, "FLOW_HOST"),
     ],
 )
 def test_wrong_settings_name_their_variable(given, field):
@@ -447,6 +450,11 @@ def test_wrong_settings_name_their_variable(given, field):
 def test_scheduling_is_off_by_default():
     found = settings_from({})
     assert (found.policy, found.bandwidth, found.socket, found.redis_url) == ("off", 1.25e9, "", "")
+
+
+def test_a_host_has_the_machines_name_unless_it_is_given_the_one_that_the_console_has():
+    assert settings_from({}).host == platform.node()
+    assert settings_from({"FLOW_HOST": "gpu-1.example"}).host == "gpu-1.example"
 
 
 async def test_a_client_hears_how_long_the_link_takes_for_what_is_queued(path):

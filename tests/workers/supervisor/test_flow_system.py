@@ -122,6 +122,8 @@ def test_the_page_shows_what_was_held_with_links_to_the_requests(system):
     system.until(shown)
     html = session.get(f"{system.console}/flows/", timeout=10).text
     assert "scheduling" in html
+    (name,) = system.query("SELECT name FROM host")[0]
+    assert re.search(rf"<h3[^>]*>\s*{re.escape(name)}\s", html), "the name that Fleet has for this host"
     assert max(float(each) for each in re.findall(r'data-label="Held">([\d.]+) (?:ms|s)<', html)) > 0.0
 
 

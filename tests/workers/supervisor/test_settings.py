@@ -6,6 +6,7 @@ import re
 import pytest
 
 from console.environment import Environment
+from console.management import demo
 from controller.core.errors import ConfigError
 from workers.environment import read_variable
 from workers.supervisor import announce, plan
@@ -131,6 +132,12 @@ def test_the_transfer_daemon_runs_whatever_the_policy_is_now(tmp_path, policy):
     assert (first.name, *first.argv[-1:]) == ("flowd", "workers.flowd")
     assert "flowd" in plan.STOP_ORDER[-1]
     assert plan.known_environment(settings, {}, {})["FLOW_SOCKET"] == str(tmp_path / "flowd.sock")
+
+
+@pytest.mark.parametrize("base", [{}, {"FLOW_HOST": "gpu-1"}])
+def test_the_transfer_daemon_names_its_host_as_the_fleet_does(tmp_path, base):
+    settings = settings_from({"DATA_DIR": str(tmp_path)})
+    assert plan.known_environment(settings, {}, base)["FLOW_HOST"] == demo.HOST
 
 
 def test_where_its_socket_has_too_long_a_path_there_is_none(tmp_path):
