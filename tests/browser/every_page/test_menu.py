@@ -12,6 +12,19 @@ pytestmark = pytest.mark.browser
 
 TITLES = [title for _, title, _ in PAGES]
 NARROW = 390
+LONG_ZONE = "America/Argentina/Buenos_Aires"
+# The tops of what stands beside one another in the line of the person, in rows: parts that wrap have several.
+ROWS = """(line) => {
+  const range = document.createRange(), tops = [];
+  const walker = document.createTreeWalker(line, NodeFilter.SHOW_TEXT);
+  while (walker.nextNode()) {
+    range.selectNodeContents(walker.currentNode);
+    for (const box of range.getClientRects()) if (box.width > 1) tops.push(box.bottom);
+  }
+  tops.sort((one, other) => one - other);
+  return tops.filter((top, index) => index === 0 || top - tops[index - 1] > 6).length;
+}"""
+CUT = "(part) => part.scrollWidth > part.clientWidth"
 
 
 def links(page):
@@ -69,6 +82,24 @@ def test_without_script_the_keyboard_opens_it_walks_through_it_and_closes_it(eng
     page.keyboard.press("Enter")
     page.wait_for_url("**/scaling/")
     context.close()
+
+
+@pytest.mark.parametrize("width", [320, NARROW, 600, 900])
+def test_a_narrow_screen_has_the_person_and_the_time_zone_in_one_row(visit, width):
+    page = visit("operator", "/classes/", width, timezone_id=LONG_ZONE)
+    line = page.locator(".who")
+    expect(line).to_contain_text(page.evaluate("Intl.DateTimeFormat().resolvedOptions().timeZone"))
+    assert line.evaluate(ROWS) == 1
+    bar = page.locator(".sidebar-inner").bounding_box()
+    assert bar["height"] < 100, "two rows at most"
+    if width >= NARROW:
+        assert not any(part.evaluate(CUT) for part in line.locator("> span:visible").all()), "all of it is shown"
+    page.evaluate("document.querySelector('.who strong').textContent = 'x'.repeat(150)")  # the longest name
+    assert line.evaluate(ROWS) == 1
+    assert beyond(page, width) == 0
+    for each in (page.get_by_role("link", name="Sessions"), page.get_by_role("button", name="Sign out")):
+        expect(each).to_be_in_viewport(ratio=1)
+    assert serious_findings(page) == []
 
 
 @pytest.mark.parametrize("width", [1280, 962])
