@@ -16,7 +16,8 @@ LONGEST_LEASE_S = 3_600.0  # that a client may ask for
 
 
 class KvCheckpoint(NamedTuple):
-    """`request_id`: of the request that left it at the instance. `tokens`: of its prompt and its answer. `step`: as
+    """`request_id`: of the request that left it at the instance. `tokens`: of its prompt and its answer
+    that have KV. `step`: as
     `name_of_step` names it; "": an older release stored it."""
 
     instance: str

@@ -78,7 +78,7 @@ class Forks:
         backend, step = self._backends.get(in_flight.instance), in_flight.step
         if self.board is None or step is None or backend is None or not backend.capabilities.checkpoints:
             return
-        tokens = in_flight.prompt_tokens + in_flight.output_tokens
+        tokens = in_flight.prompt_tokens + in_flight.output_tokens - 1  # the last one's KV is computed with the next
         found = KvCheckpoint(in_flight.instance, in_flight.request.id, tokens, in_flight.checkpoint_s)
         told = keep_checkpoint(in_flight.request.tenant, step.workflow, step.key, found)
         self._spawn(self._keep(self.board.run(told)))
@@ -97,7 +97,7 @@ class Forks:
         try:
             found = await self._told(board, tenant, workflow, step)
             if found is None:
-                told = "step: this workflow has no step of this key whose checkpoint is still kept."
+                told = "step: this workflow has no step with this key whose checkpoint is still kept."
                 raise ApiError("not_found", told, param="step")
             held = await self._renew(found)
             name = f"fork-{secrets.token_hex(12)}"
@@ -123,7 +123,7 @@ class Forks:
         except LiveUnavailable:
             raise _away() from None
         if not known:
-            raise ApiError("not_found", "This tenant has no open branch of this id.")
+            raise ApiError("not_found", "This tenant has no open branch with this id.")
         if last is not None:
             await self._free(last)
 

@@ -31,7 +31,7 @@ def step(**fields):
 
 
 def branch(name, **fields):
-    return completion(prompt=[1, 2, 3, 4, 5, 6, 7, 8, 9], branch=name, **fields)
+    return completion(**{"prompt": [1, 2, 3, 4, 5, 6, 7, 8, 9], "branch": name, **fields})
 
 
 def fork(bed, name="w1", **fields):
@@ -98,6 +98,16 @@ async def test_branches_go_where_the_checkpoint_is_at_any_gateway_and_the_last_o
         assert decided(one.sink.records[-1])["reason"] == "checkpoint_lost"
         keys = live._client(settings.REDIS_URL).keys("answers:acme|*")
         assert not [key for key in keys if b"fork:" in key or b"left:" in key]
+
+
+async def test_the_last_token_of_the_answer_has_no_kv_that_a_branch_could_go_on_from():
+    async with gateway() as bed:
+        await checkpoint(bed)
+        used = bed.sink.records[-1]
+        (name, *_) = shown(await fork(bed))["branches"]
+        assert (await bed.ask(branch(name, prompt=list(range(1, 200))))).status == 200
+        kept = used.prompt_tokens + used.output_tokens - 1
+        assert decided(bed.sink.records[-1])["figures"]["tokens"] == kept
 
 
 async def test_forks_and_branches_keep_the_step_as_long_as_its_kv():
