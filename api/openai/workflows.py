@@ -50,7 +50,7 @@ Name = tuple[str, str]  # tenant, workflow
 Ask = tuple[Order, asyncio.Future[Any]]
 End = Callable[[str, str, str], None]  # tenant, workflow, and who cancelled it
 
-UNKNOWN = "This tenant has no workflow of this id that has a deadline."
+UNKNOWN = "This tenant has no workflow with this id and a deadline."
 AWAY = "Redis did not answer in time"
 ASK_S = 0.25  # longest that Redis may take to answer
 AWAY_S = 1.0  # after it did not answer in time, requests do not ask for so long
@@ -230,7 +230,7 @@ class Workflows:
         except TooManyWorkflows:
             raise too_many("deadline") from None
         except OtherWorkflow:
-            told = "id: this tenant has a workflow of this id already, with another deadline or stages, or cancelled."
+            told = "id: this tenant already has a workflow with this id, with another deadline or stages, or cancelled."
             raise ApiError("workflow_exists", told, param="id", final=True) from None
 
     async def read(self, tenant: str, workflow: str) -> WorkflowState:

@@ -77,7 +77,7 @@ def goodput(
     *,
     to_end: bool = False,
 ) -> Spec:
-    """Output tokens per second delivered on time, by class, stacked. Minutes without requests are zero, with `to_end`
+    """Output tokens per second delivered in time, by class, stacked. Minutes without requests are zero, with `to_end`
     also those after the last one that has some; live rows extend the others. `step_s`: what one row covers."""
     grid = _steps(rows, step_s, until if to_end else None)
     traces = []
@@ -86,7 +86,7 @@ def goodput(
         y: list[float | None] = [values.get(at, 0.0) for at in grid]
         trace = _line(key, minutes[0].name, list(grid), y, palette.get(key, 0), "%{y:.1f} tok/s")
         traces.append(trace | {"stackgroup": "goodput", "fillcolor": trace["line"]["color"]})
-    return {"traces": traces, "layout": {"y_title": "tokens/s on time", "yaxis": {}, "x_range": [since, until]}}
+    return {"traces": traces, "layout": {"y_title": "tokens/s in time", "yaxis": {}, "x_range": [since, until]}}
 
 
 def _steps(rows: Sequence[Minute], step_s: float, until: float | None) -> list[float]:

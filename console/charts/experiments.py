@@ -33,7 +33,7 @@ def charts(result: Mapping[str, Any], targets: Mapping[str, float]) -> dict[str,
         own = [entry for entry in entries if entry["rate"] == rate]
         found["by_rate"][str(place)] = {
             "attainment": attainment(own, names, targets, result["level"]),
-            "goodput": bars(own, "goodput_tokens_per_s", "tokens/s on time", "%{y:.1f} tok/s"),
+            "goodput": bars(own, "goodput_tokens_per_s", "tokens/s in time", "%{y:.1f} tok/s"),
             "cost": cost(own),
             "queue": queue(own),
             "ttft": {name: distribution(own, "ttft_s", name, "time to first token, s") for name in (ALL, *names)},
@@ -42,7 +42,7 @@ def charts(result: Mapping[str, Any], targets: Mapping[str, float]) -> dict[str,
     if len(rates) > 1:
         found["over_rates"] = {
             "attainment_rates": over_rates(entries, policies, "attainment", "attained", result["level"]),
-            "goodput_rates": over_rates(entries, policies, "goodput_tokens_per_s", "tokens/s on time", None),
+            "goodput_rates": over_rates(entries, policies, "goodput_tokens_per_s", "tokens/s in time", None),
         }
     return found
 

@@ -27,7 +27,7 @@ CHARTS = (
         "title": "Attainment by minute",
         "note": "share of requests that attained their SLO, last hour",
     },
-    {"name": "goodput", "title": "Goodput", "note": "output tokens per second delivered on time, last hour"},
+    {"name": "goodput", "title": "Goodput", "note": "output tokens per second delivered in time, last hour"},
     {"name": "queue", "title": "Queue", "note": "waiting requests, since this page was opened"},
 )
 DECISIONS_SHOWN = 40

@@ -53,6 +53,12 @@ VALUES: dict[str, dict[str, str]] = {
         "accumulated": "fixed due times",
         "own_share": "fixed lengths",
     },
+    "shared_by": {
+        "steps_left": "the steps left",
+        "stages": "the stages of the workflow",
+        "graph": "a recorded workflow like it",
+        "last": "nothing known, so all of the time left",
+    },
     "ended": {"all": "sent for all", "stopped": "stopped by the operator", "redis_away": "Redis became unavailable"},
     "kind": SOURCE,
     "source": SOURCE,

@@ -53,7 +53,7 @@ NAMES: dict[str, tuple[str, str]] = {
     "workflows": ("workflows", ""),
     "steps_left": ("steps left in the workflow", ""),
     "step_s": ("share of this request", "s"),
-    "shared_by": ("by what the time left was divided", ""),
+    "shared_by": ("share based on", ""),
     "graph_version": ("version of the pattern graphs", ""),
     "similarity": ("similarity to the matched workflow", "share"),
     "sharing": ("equal requests that got its answer too", "requests"),

@@ -150,7 +150,7 @@ ERROR_CODES: dict[int, dict[str, str]] = {
     },
     405: {"method_not_allowed": "The path exists, with another method."},
     409: {
-        "workflow_exists": "The tenant has a workflow of this id, with another deadline or stages, or cancelled.",
+        "workflow_exists": "The tenant has a workflow with this id, with another deadline or stages, or cancelled.",
         "step_exists": "The step `metadata.step_key` of this workflow has an answer to another body, or is a "
         "tool step. Of a tool step: its `key` is that of a step with another name or `input_digest`, or of a request's "
         "step.",

@@ -57,7 +57,7 @@ COMPARED = (
     ("Reasoning tokens", "reasoning_tokens", "n"),
     ("Prompt tokens", "prompt_tokens", "n"),
     ("Output tokens", "output_tokens", "n"),
-    ("Tokens on time", "goodput_tokens", "n"),
+    ("Tokens in time", "goodput_tokens", "n"),
     ("Priority", "priority", "n"),
     ("Attempts", "attempts", "n"),
     ("Requests it stands for", "stands_for", "n"),

@@ -58,7 +58,7 @@ TENANT_MAX, NAME_MAX = 64, 120  # characters
 STALE_S = 5.0
 # `number`: of the request whose answer it got, in the order of the page; `tokens`: of the checkpoint.
 HOW = {
-    "stored_step": "answer kept before{number}: no new tokens",
+    "stored_step": "stored answer{number}: no new tokens",
     "shared_call": "answer of an equal request{number}: no new tokens",
     "call_shared": "its call was shared with equal requests",
     "from_checkpoint": "branch, from its checkpoint: {tokens:,} tokens not computed again",

@@ -51,7 +51,7 @@ def test_a_workflow_is_followed_through_a_fork_and_a_killed_client_to_its_deadli
     # Nothing is loaded again from here on: the page asks by itself.
     requests = page.locator("#workflow-requests")
     expect(requests).to_contain_text("write")
-    expect(requests.get_by_text(re.compile(r"^answer kept before \(request 1\): no new tokens$"))).to_have_count(1)
+    expect(requests.get_by_text(re.compile(r"^stored answer \(request 1\): no new tokens$"))).to_have_count(1)
     expect(
         requests.get_by_text(re.compile(r"^answer of an equal request \(request \d+\): no new tokens$"))
     ).to_have_count(1)

@@ -15,6 +15,7 @@ from controller.core.snapshot import LevelBounds
 from controller.services.change import HIDDEN
 from controller.services.experiments.commands import EDITABLE as OF_EXPERIMENTS
 from controller.slo.mapping import CONTENTION_RULES
+from controller.slo.workflow import GRAPH, LAST, STAGES, STEPS_LEFT
 from controller.wording.measures import number
 from controller.wording.values import VALUES
 from controller.wording.vocabulary import NAMES, figure, line, named, shown
@@ -251,6 +252,10 @@ def test_every_rule_of_contention_has_words():
     assert VALUES["contention"].keys() == set(CONTENTION_RULES)
 
 
+def test_every_basis_of_a_share_has_words():
+    assert VALUES["shared_by"].keys() == {GRAPH, LAST, STAGES, STEPS_LEFT}
+
+
 @pytest.mark.parametrize(
     ("key", "value", "text"),
     [
@@ -276,6 +281,7 @@ def test_every_rule_of_contention_has_words():
         ("state", "being_moved", "being moved"),
         ("commonest", "no_capacity", "refused: no instance was up"),
         ("contention", "strict", "always those of each level"),
+        ("shared_by", "graph", "a recorded workflow like it"),
         ("expires_at", "2026-11-22T05:33:02+00:00", "2026-11-22 05:33:02 UTC"),
         ("until", 0.5, "1970-01-01 00:00:00 UTC"),
         ("before", "not a time", "not a time"),

@@ -284,11 +284,11 @@ def test_its_requests_are_drawn_over_time(viewer, acme):
     assert drawn.count("<rect class=") - drawn.count('class="share"') == 62
     assert drawn.count('class="bad"') == 1  # took longer than its share
     assert re.search('aria-label="1 plan: [^"]*, took 5 s, share 4 s"', drawn)
-    assert "answer kept before" in drawn
+    assert "stored answer" in drawn
     assert "&lt;write&gt;" in drawn
     assert "<write>" not in drawn
     assert 'href="/requests/' in drawn
-    assert page.count("answer kept before") == 3  # read out, on hover, in the table
+    assert page.count("stored answer") == 3  # read out, on hover, in the table
 
 
 def test_what_shares_a_call_or_is_a_branch_is_marked_in_the_graph_with_predicted_lengths(viewer, acme):
@@ -334,7 +334,7 @@ def test_a_step_that_its_client_gave_up_and_asked_for_again_leaves_the_workflow_
     assert text.count('class="given-up"') == 1
     assert 'class="bad"' not in text
     assert "not counted: its client hung up, and can ask for this step again" in text
-    assert "answer kept before (request 1): no new tokens" in text
+    assert "stored answer (request 1): no new tokens" in text
     first, write = cells(text, "workflow-stages")
     assert (first["Tokens out"], first["Predicted"]) == (["5"], ["2", "to", "9"])
     assert write["Requests"] == ["2", "1", "given", "up"]
