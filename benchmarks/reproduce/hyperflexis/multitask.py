@@ -7,6 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 
 from benchmarks.reproduce.claims import Claim, Plot, Progress, Table, Value
+from benchmarks.reproduce.hyperflexis import causes
 from benchmarks.reproduce.hyperflexis.setting import (
     CONTENDERS,
     MODELS,
@@ -19,7 +20,7 @@ from benchmarks.reproduce.hyperflexis.setting import (
     of_mix,
     round_robin_knee,
 )
-from benchmarks.reproduce.hyperflexis.stronger import Compared, attains, costs, verdict
+from benchmarks.reproduce.hyperflexis.stronger import VALUES, Compared, attains, costs, verdict
 from controller.simulator.experiment import Contender
 from controller.simulator.workloads.mixes import MIXES
 
@@ -73,6 +74,13 @@ def best_ratio(
     return max(ratios)
 
 
+def compared(found: Curves, label: str, against: str, factor: float) -> tuple[causes.ComparedPair, list[Point]]:
+    """Two schedulers at one load, and all that have the same fleet as `label` there."""
+    at = {name: dict(points)[factor] for name, points in found.items()}
+    of = [point for name, point in at.items() if (name in CONTENDERS) == (label in CONTENDERS)]
+    return causes.ComparedPair(label, at[label], against, at[against]), of
+
+
 HEADLINES = {  # (ours on, against): the paper's factor by mix
     ("{}", ROUND_ROBIN): {"4-task": 2.60, "2-task": 1.23},
     (SCALING, ROUND_ROBIN): {"4-task": 4.44, "2-task": 1.50},
@@ -91,71 +99,48 @@ COST = {
     ("{}", BEHIND): {"4-task": 49.81, "2-task": 44.46},
     (SCALING, BEHIND): {"2-task": 45.29},
 }
-APART = (
-    "engines run 32 sequences each here. The fewer they run, the weaker is SCORPIO behind round robin (rows of 8, 64 "
-    "and 256 sequences); the paper gives neither that number nor SCORPIO's settings"
-)
 ALIKE = 5.0  # per cent that count as the "comparable cost" of its text
 LARGE = ("Qwen32B", "Llama70B")
-SHORT_RUN = (
-    "round robin never falls far below a fifth: a quarter of the requests (WikiSQL) have 20 s, and with 300 a task the "
-    "run is about as long as that"
-)
-
-
-PROVISIONED = (
-    "cost is provisioned time until the last answer: all schedulers generate the same tokens, so fleets of "
-    "equal size only save idle and inefficient steps, and a fleet that scaled out costs until its last answers "
-    "end"
-)
-SAME_WORK = (
-    "both fleets generate the same tokens, so the difference is the time of the last answer: postponing the "
-    "most expensive requests leaves long answers for the end, where the batch is small and the fleet costs "
-    "just as much"
-)
-REASONS = {ROUND_ROBIN: SHORT_RUN, BEHIND: APART}
 
 
 def claims(by_mix: dict[str, dict[str, Curves]], setting: str, seeds: Sequence[int]) -> list[Claim]:
     made: list[Claim] = []
 
-    def add(what: str, mix: str, theirs: float, ours: float, label: str, where: str, reason: str) -> None:
-        reached = ours >= theirs
-        text = f"{label}, {mix}: {what}"
-        why = "" if reached else reason
-        kind = verdict(label)
+    def add(what: str, mix: str, theirs: float, ours: float, pair: causes.ComparedPair, where: str, cause: str) -> None:
+        reached, kind = ours >= theirs, verdict(pair.label)
         made.append(
             Claim(
-                "HyperFlexis", "Fig. 3", text, theirs, round(ours, 4), reached, where + setting, seeds, why,
-                verdict=kind,
+                "HyperFlexis", "Fig. 3", f"{pair.label}, {mix}: {what}", theirs, round(ours, 4), reached,
+                where + setting, seeds, "" if reached else cause, verdict=kind,
             )
         )  # fmt: skip
+
+    def less(what: str, mix: str, theirs: float, label: str, against: str, alone: str = "") -> None:
+        """Per cent less of `what` than the other's, of all models or one of them."""
+        found = {name: each for name, each in by_mix[mix].items() if alone in ("", name)}
+        value = VALUES[what]
+        ratio, model, factor = best_ratio(found, against, label, value)
+        pair, others = compared(found[model], label, against, factor)
+        wanted = (1 - theirs / 100) * value(pair.other)
+        cause = causes.cost(pair, wanted) if what == "cost" else causes.latency(pair, wanted, others)
+        where = f"{model}, {factor:g} x the 90 % point; "
+        of = f", {alone} alone" if alone else ""
+        add(f"{what} below {against}{of} (%)", mix, theirs, 100 * (1 - 1 / ratio), pair, where, cause)
 
     for label in OURS:
         for (ours, against), values in HEADLINES.items():
             for mix, theirs in values.items():
                 ratio, model, factor = best_ratio(by_mix[mix], ours.format(label), against, lambda p: p.attainment)
-                what = f"attainment over {against} (factor)"
+                pair, _ = compared(by_mix[mix][model], ours.format(label), against, factor)
                 where = f"{model}, {factor:g} x the 90 % point; "
-                add(what, mix, theirs, ratio, ours.format(label), where, REASONS[against])
-        for name, table, value in (
-            ("mean latency below", LATENCY, lambda p: p.e2e_s),
-            ("cost below", COST, lambda p: p.cost),
-        ):
+                what = f"attainment over {against} (factor)"
+                add(what, mix, theirs, ratio, pair, where, causes.attainment(pair, theirs))
+        for what, table in (("mean latency", LATENCY), ("cost", COST)):
             for (ours, against), values in table.items():
                 for mix, theirs in values.items():
-                    ratio, model, factor = best_ratio(by_mix[mix], against, ours.format(label), value)
-                    reason = REASONS[against]
-                    if name == "cost below":
-                        reason = SAME_WORK if against == ROUND_ROBIN else PROVISIONED
-                    where = f"{model}, {factor:g} x the 90 % point; "
-                    add(f"{name} {against} (%)", mix, theirs, 100 * (1 - 1 / ratio), ours.format(label), where, reason)
-        small = {name: each for name, each in by_mix["2-task"].items() if name == "Qwen7B"}
-        for against, theirs in QWEN7B_LATENCY.items() if small else ():
-            ratio, model, factor = best_ratio(small, against, label, lambda p: p.e2e_s)
-            where = f"{model}, {factor:g} x the 90 % point; "
-            what = f"mean latency below {against}, Qwen7B alone (%)"
-            add(what, "2-task", theirs, 100 * (1 - 1 / ratio), label, where, REASONS[against])
+                    less(what, mix, theirs, ours.format(label), against)
+        for against, theirs in QWEN7B_LATENCY.items() if "Qwen7B" in by_mix["2-task"] else ():
+            less("mean latency", "2-task", theirs, label, against, "Qwen7B")
         made += _dearer(by_mix["4-task"], label, setting, seeds)
         made += stronger_claims(by_mix, label, setting, seeds)
     return made
@@ -167,11 +152,13 @@ def _dearer(found: Mapping[str, Curves], label: str, setting: str, seeds: Sequen
     if not large:
         return []
     ratio, model, factor = best_ratio(large, label, ROUND_ROBIN, lambda p: p.cost)
-    more = round(100 * (ratio - 1), 2)
+    more, kind = round(100 * (ratio - 1), 2), verdict(label)
     text = f"{label}, 4-task: most cost above round robin's, larger models (%; the paper: comparable)"
     where = f"{model}, {factor:g} x the 90 % point; {setting}"
-    reason = f"{ALIKE:g} % counts as comparable; " + SAME_WORK
-    kind = verdict(label)
+    reason = f"{ALIKE:g} % counts as comparable"
+    if more > ALIKE:
+        pair, _ = compared(large[model], label, ROUND_ROBIN, factor)
+        reason += f"; {causes.cost(pair, (1 + ALIKE / 100) * pair.other.cost)}"
     return [Claim("HyperFlexis", "Fig. 3", text, ALIKE, more, more <= ALIKE, where, seeds, reason, verdict=kind)]
 
 
@@ -182,17 +169,14 @@ def stronger_claims(
     made = []
     for mix, found in by_mix.items():
         for against in (SCORPIO, PUBLISHED, BY_CLASS):
-            compared = [
+            loads = [
                 Compared(f"{model}, {factor:g} x the 90 % point", mine, other)
                 for model, each in found.items()
                 for (factor, mine), (_, other) in zip(each[label], each[against], strict=True)
             ]
-            made.append(attains(figure, f"{label}, {mix}", against, compared, setting, seeds))
+            made.append(attains(figure, f"{label}, {mix}", against, loads, setting, seeds))
             if against == SCORPIO:
-                made += [
-                    costs(figure, f"{label}, {mix}", against, compared, what, value, setting, seeds)
-                    for what, value in (("mean latency", lambda p: p.e2e_s), ("cost", lambda p: p.cost))
-                ]
+                made += [costs(figure, f"{label}, {mix}", against, loads, what, setting, seeds) for what in VALUES]
     return made
 
 

@@ -11,6 +11,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
+from benchmarks.reproduce.hyperflexis.work import EngineWork, work_of
 from controller.core.types import LatencyCoefficients
 from controller.scale import ScalingConfig
 from controller.simulator import (
@@ -131,7 +132,8 @@ def growing(model: HyperFlexisModel, source: str = "device", **changes: Any) -> 
 @dataclass(frozen=True, slots=True)
 class Point:
     """Means over seeds. `cost` in units of 50 ms; `e2e_s` over answered requests, infinite if a run answers
-    none; `answered`: their share. `by_class`: attainment, by SLO class in order of their names.
+    none; `answered`: their share. `by_class`: attainment, by SLO class in order of their names. `work`: what explains
+    them.
     """
 
     attainment: float
@@ -140,6 +142,7 @@ class Point:
     cost: float
     answered: float
     by_class: Mapping[str, float] = field(default_factory=dict)
+    work: EngineWork = field(default_factory=EngineWork)
     results: tuple[RunResult, ...] = field(repr=False, default=())
 
 
@@ -199,6 +202,7 @@ def measure(
         cost=statistics.fmean(result.cost / UNIT_S for result in results),
         answered=statistics.fmean(len(times) / len(r.records) for times, r in zip(ended, results, strict=True)),
         by_class=by_class(results),
+        work=work_of(results),
         results=tuple(results) if keep else (),
     )
 

@@ -7,14 +7,16 @@ is faster or cheaper over all of them.
 from __future__ import annotations
 
 import statistics
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import NamedTuple
 
 from benchmarks.reproduce.claims import PRINTED, PRINTED_STRONGER, SET, SET_STRONGER, Claim
+from benchmarks.reproduce.hyperflexis.causes import ComparedPair, cost, latency, missed
 from benchmarks.reproduce.hyperflexis.setting import OURS, Point
 
 POINTS = -0.5  # attainment at any load, less the baseline's, in points
 TIMES = 1.0  # mean latency and cost over the baseline's, mean of all loads
+VALUES: Mapping[str, Callable[[Point], float]] = {"mean latency": lambda p: p.e2e_s, "cost": lambda p: p.cost}
 
 
 class Compared(NamedTuple):
@@ -36,14 +38,6 @@ def verdict(label: str, stronger: bool = False) -> str:
     return PRINTED_STRONGER if stronger else PRINTED
 
 
-def lost_by(ours: Point, theirs: Point) -> str:
-    """By which classes ours is behind, and by which ahead."""
-    points = {name: 100 * (share - theirs.by_class.get(name, 0.0)) for name, share in ours.by_class.items()}
-    if len(points) < 2:
-        return "All requests are of one class"
-    return "By class: " + ", ".join(f"{name} {each:+.1f}" for name, each in points.items()) + " points"
-
-
 def attains(
     figure: str, label: str, against: str, compared: Sequence[Compared], setting: str, seeds: Sequence[int]
 ) -> Claim:
@@ -55,7 +49,9 @@ def attains(
     why = (
         f"behind at {behind} of {len(compared)} loads; {mean:+.1f} points in the mean, "
         f"{best.points:+.1f} at most ({best.where})"
-    ) + (f". {lost_by(worst.ours, worst.theirs)}" if worst.points < POINTS else "")
+    )
+    if worst.points < POINTS:
+        why = ". ".join([why, *missed(_pair(label, worst, against))])
     text = f"{label}: attainment less that of {against}, lowest of all loads (points; not in the paper)"
     found = round(worst.points, 2)
     return Claim(
@@ -70,17 +66,29 @@ def costs(
     against: str,
     compared: Sequence[Compared],
     what: str,
-    value: Callable[[Point], float],
     setting: str,
     seeds: Sequence[int],
 ) -> Claim:
-    """`what` (mean latency, cost) over the baseline's, as the geometric mean of all loads."""
-    ratios = {each.where: value(each.ours) / value(each.theirs) for each in compared}
+    """`what` (a key of VALUES) over the baseline's, as the geometric mean of all loads."""
+    value = VALUES[what]
+    loads = {each.where: each for each in compared}
+    ratios = {where: value(each.ours) / value(each.theirs) for where, each in loads.items()}
     least, most = (pick(ratios, key=lambda where: ratios[where]) for pick in (min, max))
     found = round(statistics.geometric_mean(ratios.values()), 4)
     why = f"{ratios[least]:.2f} at least ({least}), {ratios[most]:.2f} at most ({most})"
+    if found > TIMES:
+        why += f"; {_cause(what, label, loads[most], against)}"
     text = f"{label}: {what} over that of {against}, mean of all loads (factor, at most; not in the paper)"
     return Claim(
         "HyperFlexis", figure, text, None, found, found <= TIMES, setting, seeds, why,
         verdict=verdict(label, True), bar=TIMES,
     )  # fmt: skip
+
+
+def _cause(what: str, label: str, at: Compared, against: str) -> str:
+    pair, wanted = _pair(label, at, against), TIMES * VALUES[what](at.theirs)
+    return cost(pair, wanted) if what == "cost" else latency(pair, wanted)
+
+
+def _pair(label: str, at: Compared, against: str) -> ComparedPair:
+    return ComparedPair(label.partition(", ")[0], at.ours, against, at.theirs)
