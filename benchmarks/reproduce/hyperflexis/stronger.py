@@ -6,6 +6,7 @@ is faster or cheaper over all of them.
 
 from __future__ import annotations
 
+import math
 import statistics
 from collections.abc import Callable, Mapping, Sequence
 from typing import NamedTuple
@@ -69,15 +70,17 @@ def costs(
     setting: str,
     seeds: Sequence[int],
 ) -> Claim:
-    """`what` (a key of VALUES) over the baseline's, as the geometric mean of all loads."""
+    """`what` (a key of VALUES) over the baseline's, as the geometric mean of all loads at which both are finite."""
     value = VALUES[what]
-    loads = {each.where: each for each in compared}
-    ratios = {where: value(each.ours) / value(each.theirs) for where, each in loads.items()}
+    finite = {each.where: each for each in compared if math.isfinite(value(each.ours) + value(each.theirs))}
+    ratios = {where: value(each.ours) / value(each.theirs) for where, each in finite.items()}
     least, most = (pick(ratios, key=lambda where: ratios[where]) for pick in (min, max))
     found = round(statistics.geometric_mean(ratios.values()), 4)
     why = f"{ratios[least]:.2f} at least ({least}), {ratios[most]:.2f} at most ({most})"
+    if len(finite) < len(compared):
+        why += f"; at {len(compared) - len(finite)} of {len(compared)} loads one answers nobody"
     if found > TIMES:
-        why += f"; {_cause(what, label, loads[most], against)}"
+        why += f"; {_cause(what, label, finite[most], against)}"
     text = f"{label}: {what} over that of {against}, mean of all loads (factor, at most; not in the paper)"
     return Claim(
         "HyperFlexis", figure, text, None, found, found <= TIMES, setting, seeds, why,

@@ -124,6 +124,19 @@ def test_a_stronger_baseline_is_judged_where_it_is_furthest_ahead():
     assert "there" not in faster.reason
 
 
+def test_a_stronger_baseline_has_no_ratio_where_either_answers_nobody():
+    times = [(math.inf, math.inf), (math.inf, 2.0), (2.0, math.inf), (2.0, 1.0)]
+    compared = [
+        Compared(f"load {n}", Point(0.5, 0, ours, 10.0, 1.0), Point(0.5, 0, theirs, 8.0, 1.0))
+        for n, (ours, theirs) in enumerate(times)
+    ]
+    claim = costs("Fig. 3", "slackline, 4-task", SCORPIO, compared, "mean latency", "", (1,))
+    assert (claim.ours, claim.reached) == (2.0, False)
+    assert claim.reason.startswith(
+        "2.00 at least (load 3), 2.00 at most (load 3); at 3 of 4 loads one answers nobody; "
+    )
+
+
 def test_what_the_text_says_of_one_model_or_of_cost_is_judged_by_that_alone():
     flat = [(factor, Point(0.9, 0.0, 10.0, 100.0, 1.0)) for factor in (1.0, 2.0)]
     quick = [(factor, Point(0.9, 0.0, 8.0, 112.0, 1.0)) for factor in (1.0, 2.0)]
