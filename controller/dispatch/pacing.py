@@ -126,6 +126,20 @@ def joins_others(entry: Entry, instance: ShadowInstance, lane: Lane, step_s: flo
     )
 
 
+def in_doubt(entry: Entry, instance: ShadowInstance, lane: Lane, share: float, now: float) -> bool:
+    """Whether its workflow has less time left than the step and those after it need there, if decode steps are longer
+    than alone by `share` times the factor by which they are where most runs. Later steps are taken to need as much more
+    as they were given more time. A request without a deadline never is."""
+    request, deadline_s = entry.request, entry.request.targets.deadline_s
+    if deadline_s is None or deadline_s <= 0 or request.output_tokens < 2:
+        return False
+    left_s = deadline_s if request.workflow_left_s is None else request.workflow_left_s
+    longest = max(each.seconds / each.instance.latency.decode(1, 0) for each in lane.steps() if each.instance.decodes)
+    step_s = share * longest * instance.latency.decode(1, request.prompt_tokens)
+    needed_s = entry.cost.prefill_s + entry.cost.first_byte_s + (request.surest_tokens - 1) * step_s
+    return request.arrival + left_s - now < max(1.0, left_s / deadline_s) * needed_s
+
+
 class Pacing(Protocol):
     name: ClassVar[str]
     per_pass: int | None  # requests sent before the next instance is chosen; None: all that fit
@@ -308,7 +322,9 @@ class Backlog:
     missed for it; `margin` 1.5: who has time for that many times the steps of a busier one goes there (decision 280).
     `near` 0.6: where a step takes more than that share of the tightest TPOT of recent traffic, sequences make answers
     late and not prefills: what holds for a short queue holds for a long one too, `near_share` 0.8 takes the place of
-    `share`, and hopeless requests go to idle instances only (decision 291).
+    `share`, and hopeless requests go to idle instances only (decision 291). `doubt` 0.45: a step whose
+    workflow is late if steps are that share of what they are where most runs, compared to alone, waits for an idle
+    instance or for shorter steps (decision 304).
     """
 
     name: ClassVar[str] = "backlog"
@@ -325,6 +341,7 @@ class Backlog:
         patience: float = 0.3
         margin: float = 1.5
         near: float = 0.6
+        doubt: float = 0.45
         near_share: float = 0.8
 
         def __post_init__(self) -> None:
@@ -344,6 +361,8 @@ class Backlog:
                 raise ConfigError("margin must be at least 1", field="margin")
             if not self.near > 0:
                 raise ConfigError("near must be positive", field="near")
+            if not self.doubt >= 0:
+                raise ConfigError("doubt must be at least 0", field="doubt")
             if not 0 < self.near_share <= 1:
                 raise ConfigError("near_share must lie in (0, 1]", field="near_share")
 
@@ -378,6 +397,8 @@ class Backlog:
     def waits_until(self, entry: Entry, instance: ShadowInstance, lane: Lane, room: Room, now: float) -> float:
         if room.amortised or entry.forced or guessed(instance) or not (instance.decodes and instance.outstanding):
             return now
+        if in_doubt(entry, instance, lane, self.config.doubt, now):
+            return max(entry.hopeless_at, now + SPARE_AGAIN_S)
         until = patient_until(entry, self.config.patience)
         if until <= now:
             return now

@@ -88,7 +88,7 @@ def test_an_instance_that_only_prefills_has_no_steps():
     assert rooms[1] == pytest.approx(2 * rooms[0], rel=0.05)
 
 
-@pytest.mark.parametrize(("name", "value"), [("near", 0.0), ("near_share", 0.0), ("near_share", 1.1)])
+@pytest.mark.parametrize(("name", "value"), [("near", 0.0), ("near_share", 0.0), ("near_share", 1.1), ("doubt", -0.1)])
 def test_settings_have_bounds(name, value):
     with pytest.raises(ConfigError, match=name):
         Backlog.Config(**{name: value})
@@ -156,3 +156,44 @@ def test_a_late_stage_pushes_nobody_out_of_the_plan():
     found = [(late, cost), (large, cost._replace(prefill_s=0.5))]
     assert FeasibleDeadlines().defer(found, supply, 0.0) == {"late"}
     assert FeasibleDeadlines().defer(found[::-1], supply, 0.0) == {"late"}
+
+
+def crowded(doubt, left_s):
+    """Nine answers at `a`, one at `b`, and a step of 20 tokens whose workflow has two more that take as long."""
+    dispatcher = fleet("a", "b", doubt=doubt, patience=1.0, margin=1e9)
+    now = 1.0
+    dispatcher.handle([ev.InstanceDraining("b")], now)
+    for index in range(9):
+        assert arrive(dispatcher, now, **{f"at-a{index}": LOOSE}) == [(f"at-a{index}", "a")]
+        now += FIRST_S
+        dispatcher.handle([ev.FirstToken(f"at-a{index}")], now)
+    dispatcher.handle([up("b")], now)
+    assert arrive(dispatcher, now, at_b=LOOSE) == [("at_b", "b")]
+    now += FIRST_S
+    dispatcher.handle([ev.FirstToken("at_b")], now)
+    asked = step("s", arrival=now, share_s=left_s / 3, left_s=left_s, output=20)
+    return dispatcher, now, sends(dispatcher.handle([ev.Arrived(asked)], now))
+
+
+ALONE_S = FIRST_S + 19 * (SPEED.decode_a + SPEED.decode_c)
+
+
+@pytest.mark.parametrize(
+    ("doubt", "left_s", "goes"),
+    [
+        (0.8, 3.5 * ALONE_S, True),  # a step at `a` takes 1.43 times as long as alone, 0.8 of that is 1.14
+        (1.0, 3.5 * ALONE_S, False),
+        (0.0, 2.0 * ALONE_S, True),
+    ],
+)
+def test_a_step_whose_workflow_is_in_doubt_takes_no_place_beside_others(doubt, left_s, goes):
+    dispatcher, now, sent = crowded(doubt, left_s)
+    assert bool(sent) is goes
+    if not goes:
+        assert not dispatcher._fleet.lane("m").queue.get("s").hopeless
+        assert sends(dispatcher.handle([ev.Finished("at_b", 400)], now + 0.05)) == [("s", "b")], "an idle instance"
+
+
+def test_a_request_without_a_deadline_is_never_in_doubt():
+    dispatcher, now, _ = crowded(9.0, 1e6)
+    assert arrive(dispatcher, now, loose=LOOSE) != []
