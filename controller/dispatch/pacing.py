@@ -129,14 +129,14 @@ def joins_others(entry: Entry, instance: ShadowInstance, lane: Lane, step_s: flo
 def in_doubt(entry: Entry, instance: ShadowInstance, lane: Lane, share: float, now: float) -> bool:
     """Whether its workflow has less time left than the step and those after it need there, if decode steps are longer
     than alone by `share` times the factor by which they are where most runs. Later steps are taken to need as much more
-    as they were given more time. A request without a deadline never is."""
+    as they were given more time. The expected length counts, since nothing is given up for it (decision 41)."""
     request, deadline_s = entry.request, entry.request.targets.deadline_s
     if deadline_s is None or deadline_s <= 0 or request.output_tokens < 2:
         return False
     left_s = deadline_s if request.workflow_left_s is None else request.workflow_left_s
     longest = max(each.seconds / each.instance.latency.decode(1, 0) for each in lane.steps() if each.instance.decodes)
     step_s = share * longest * instance.latency.decode(1, request.prompt_tokens)
-    needed_s = entry.cost.prefill_s + entry.cost.first_byte_s + (request.surest_tokens - 1) * step_s
+    needed_s = entry.cost.prefill_s + entry.cost.first_byte_s + (request.output_tokens - 1) * step_s
     return request.arrival + left_s - now < max(1.0, left_s / deadline_s) * needed_s
 
 

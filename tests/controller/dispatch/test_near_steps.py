@@ -171,7 +171,7 @@ def crowded(doubt, left_s):
     assert arrive(dispatcher, now, at_b=LOOSE) == [("at_b", "b")]
     now += FIRST_S
     dispatcher.handle([ev.FirstToken("at_b")], now)
-    asked = step("s", arrival=now, share_s=left_s / 3, left_s=left_s, output=20)
+    asked = step("s", arrival=now, share_s=left_s / 3, left_s=left_s, output=20, least_tokens=2)
     return dispatcher, now, sends(dispatcher.handle([ev.Arrived(asked)], now))
 
 
