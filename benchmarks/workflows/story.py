@@ -28,7 +28,7 @@ import secrets
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Generator, Mapping
+from collections.abc import Callable, Generator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -47,6 +47,10 @@ CHECKED = ["check-0", "check-1"]
 
 Event = dict[str, Any]
 Say = Callable[[str], None]
+
+
+def being_written(steps: Sequence[str]) -> str:
+    return f"{' and '.join(steps)} {'are' if len(steps) > 1 else 'is'} being written"
 
 
 class StoryFailed(Exception):
@@ -163,8 +167,8 @@ class Story:
         running = [name for name in EXPLORED if name not in client.answers()]
         if not running:
             raise StoryFailed("the client had finished its branches before it could be killed")
-        cut = " and ".join(running)
-        self._line(time.time(), f"The client (process {client.process.pid}) is killed while {cut} are being written.")
+        cut = being_written(running)
+        self._line(time.time(), f"The client (process {client.process.pid}) is killed while {cut}.")
         return client
 
     def _resumed(self, first: AgentProcess) -> AgentProcess:
@@ -221,20 +225,21 @@ def in_words(event: Event, deadline_s: float) -> str:
         return f"The workflow {told}: {event['left_s']:.1f} of {deadline_s:.0f} s left."
     if what == "forked":
         if event["checkpoint"] == "over":
-            return "The plan's checkpoint is over: branches are computed whole."
+            return "The plan's checkpoint has ended, so branches compute their whole prompts."
         held = event["checkpoint"] == "held"
         kept = f"its engine holds the plan's KV for {CHECKPOINT_S} s" if held else "the plan's KV is lost"
         return f"Forked at the plan into {event['branches']} branches, {kept}."
     if what == "done":
         told = "in time" if event["in_time"] else "not in time"
-        return f"The workflow is done, {told}: {event['left_s']:.1f} s to its deadline."
+        left_s = event["left_s"]
+        return f"The workflow is done {abs(left_s):.1f} s {'after' if left_s < 0 else 'before'} its deadline, {told}."
     return answered_in_words(event) if what == "answered" else ""
 
 
 def answered_in_words(event: Event) -> str:
     step, tokens = event["step"], event["output_tokens"]
     if event["stored"]:
-        return f"{step}: the answer that was kept, {tokens} tokens of which none are new."
+        return f"{step}: the stored answer, {tokens} tokens, none of them new."
     if event["shared"]:
         return f"{step}: the answer of the equal request, {tokens} tokens, without a call of its own."
     written = f"{tokens} tokens written in {event['took_s']:.1f} s at {event['instance']}"

@@ -6,7 +6,7 @@ import json
 
 import pytest
 
-from benchmarks.workflows.story import StoryFailed, computed, in_words, place_of, prefilled, went_on
+from benchmarks.workflows.story import StoryFailed, being_written, computed, in_words, place_of, prefilled, went_on
 
 ANSWERED = {
     "what": "answered", "step": "explore-0", "took_s": 0.52, "instance": "engine-1", "stored": "", "shared": "",
@@ -27,22 +27,34 @@ ANSWERED = {
             {"what": "forked", "checkpoint": "lost", "branches": 3},
             "Forked at the plan into 3 branches, the plan's KV is lost.",
         ),
-        ({"what": "forked", "checkpoint": "over"}, "The plan's checkpoint is over: branches are computed whole."),
+        (
+            {"what": "forked", "checkpoint": "over"},
+            "The plan's checkpoint has ended, so branches compute their whole prompts.",
+        ),
         (ANSWERED, "explore-0: 30 tokens written in 0.5 s at engine-1, 10 of 1,800 prompt tokens computed."),
-        (ANSWERED | {"stored": "req-1"}, "explore-0: the answer that was kept, 30 tokens of which none are new."),
+        (ANSWERED | {"stored": "req-1"}, "explore-0: the stored answer, 30 tokens, none of them new."),
         (
             ANSWERED | {"shared": "req-1"},
             "explore-0: the answer of the equal request, 30 tokens, without a call of its own.",
         ),
         (
-            {"what": "done", "left_s": 4.25, "in_time": False},
-            "The workflow is done, not in time: 4.2 s to its deadline.",
+            {"what": "done", "left_s": 4.25, "in_time": True},
+            "The workflow is done 4.2 s before its deadline, in time.",
+        ),
+        (
+            {"what": "done", "left_s": -0.1, "in_time": False},
+            "The workflow is done 0.1 s after its deadline, not in time.",
         ),
         ({"what": "writing", "step": "explore-1"}, ""),
     ],
 )
 def test_each_event_is_told_in_words(event, told):
     assert in_words(event, 60) == told
+
+
+def test_one_step_or_several_are_being_written():
+    assert being_written(["explore-1"]) == "explore-1 is being written"
+    assert being_written(["explore-1", "explore-2"]) == "explore-1 and explore-2 are being written"
 
 
 def test_tokens_are_computed_by_engines_that_were_asked():
