@@ -90,17 +90,17 @@ class TenantForm(EditForm):
     tightest_ttft_s = PositiveSecondsField(
         required=False,
         label="Tightest TTFT",
-        help_text="The smallest target_ttft that a request may name itself. Leave empty for any.",
+        help_text="The smallest target_ttft that a request may name itself. Leave empty to allow any.",
     )
     tightest_tpot_s = PositiveSecondsField(
         required=False,
         label="Tightest TPOT",
-        help_text="The smallest target_tbt that a request may name itself. Leave empty for any.",
+        help_text="The smallest target_tbt that a request may name itself. Leave empty to allow any.",
     )
     tightest_deadline_s = PositiveSecondsField(
         required=False,
         label="Tightest deadline",
-        help_text="The smallest deadline that a request may name itself. Leave empty for any.",
+        help_text="The smallest deadline that a request may name itself. Leave empty to allow any.",
     )
     retention_s = WholeNumberField(
         "s",
