@@ -29,9 +29,8 @@ from benchmarks.reproduce.concord.lab import (
     TRAINED,
     Case,
     LabFigures,
-    run,
 )
-from benchmarks.reproduce.concord.oracle import MOST, SAME, below
+from benchmarks.reproduce.concord.oracle import MOST, SAME, at_these, below
 from benchmarks.reproduce.concord.trained import TOLD, exchanged
 from controller.core.types import Targets
 from controller.predict.pattern_graphs import Call
@@ -109,9 +108,10 @@ def reproduce(folder: Path, quick: bool, progress: Progress) -> Section:
     systems = (TRAINED, CHANCE, ORACLE, *exchanged(TRAINED).values(), *ablated, LTR, SARATHI)
     programs, jobs = (60, 1) if quick else (PROGRAMS, JOBS)
     cases = [Case(rate, programs, SEED, mix=asked, trained_on=training) for rate in (RATES[:1] if quick else RATES)]
-    wanted = [(system, case) for case in cases for system in systems]
+    wanted = [(system, [case]) for case in cases for system in systems]
     with ProcessPoolExecutor(max_workers=jobs) as pool:
-        for (system, case), found in zip(wanted, pool.map(run, *zip(*wanted, strict=True)), strict=True):
+        made = pool.map(at_these, *zip(*wanted, strict=True))
+        for (system, (case,)), (found,) in zip(wanted, made, strict=True):
             grid.setdefault(system.name, {})[case.rate] = found
             progress(f"agents: {system.name} at {case.rate:g}/s: {found.tokens_per_s:.0f} tokens/s")
     return Section("concord", "", claims(grid), [table(grid)])

@@ -3,17 +3,21 @@
 An oracle has settings of its own, and of each load: a factor on the time of stages that allows for the errors of CALM's
 predictions makes exact ones pessimistic, and the oracle gives up programs that it could finish; under much load, giving
 up early is what earns most. To be an upper bound it has at each rate whichever of the settings earns more there that
-are best at a load of the sweep, while CALM has one setting for all rates.
+are best at a load of the sweep, while CALM has one setting for all rates. Parts with the trained analyser take them
+from the stored sweep.
 """
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from pathlib import Path
+from typing import Any
 
 from benchmarks.reproduce.claims import Claim, Plot, Progress, Section, Table, Value
 from benchmarks.reproduce.concord.lab import CONCORD, ORACLE, Case, LabFigures, System, mean, run
-from benchmarks.reproduce.concord.sweep import LOADS, SECONDS, SEED
+from benchmarks.reproduce.concord.sweep import LOADS, SECONDS, SEED, STORED
 
 PART = "oracle"
 RATES = (1.0, 1.5, 2.0, 2.5, 3.0, 4.0)
@@ -23,6 +27,7 @@ MOST = 9.0  # per cent below the oracle's: the paper has 3 to 9
 SAME = 0.99  # an oracle that earns less than this share of CALM's goodput is none
 BORROWED = "Concord, oracle, with CALM's settings"
 LEARNED = "Concord (CALM), time of stages learned"
+TITLE = "The oracle's own settings, swept; the comparison uses the best at either load"
 Grid = Mapping[str, Mapping[float, LabFigures]]
 
 
@@ -42,7 +47,18 @@ def at_its_best(quick: bool, progress: Progress) -> tuple[Mapping[float, System]
         progress(f"sweep: oracle, {system.text}: {', '.join(f'{each:.0f}' for each in earned)}")
     best = {load: max(found, key=lambda each: each[1][index])[0] for index, load in enumerate(LOADS)}
     columns = ["settings", *(f"goodput tokens/s at {rate:g}/s" for rate in LOADS)]
-    return best, Table("The oracle's own settings, swept; the comparison uses the best at either load", columns, rows)
+    return best, Table(TITLE, columns, rows)
+
+
+def stored_best(file: Path = STORED) -> Mapping[float, System]:
+    """What `at_its_best` found, by the stored sweep. Raises RuntimeError if there is none."""
+    tables = json.loads(file.read_text())["tables"] if file.exists() else ()
+    rows: list[list[Any]] = next((table["rows"] for table in tables if table["title"] == TITLE), [])
+    known = {system.text: system for system in candidates()}
+    swept = [(known[text], earned) for text, *earned in rows if text in known]
+    if not swept:
+        raise RuntimeError("no sweep of the oracle is stored: run --paper concord --part oracle first")
+    return {load: max(swept, key=lambda each: each[1][index])[0] for index, load in enumerate(LOADS)}
 
 
 def upper_bound(best: Mapping[float, System], cases: Sequence[Case]) -> list[LabFigures]:
@@ -50,6 +66,13 @@ def upper_bound(best: Mapping[float, System], cases: Sequence[Case]) -> list[Lab
     systems = [system for load, system in best.items() if system not in [best[each] for each in best if each < load]]
     found = [[run(system, case) for case in cases] for system in systems]
     return max(found, key=lambda each: mean(each, "tokens_per_s"))
+
+
+def at_these(system: System, cases: Sequence[Case]) -> list[LabFigures]:
+    """Figures of any system in these cases (seeds of one rate): of the oracle those of its stored best settings. Raises
+    RuntimeError if its sweep is not stored.
+    """
+    return upper_bound(stored_best(), cases) if system == ORACLE else [run(system, case) for case in cases]
 
 
 def reproduce(calm: System, quick: bool, progress: Progress) -> Section:
@@ -68,7 +91,7 @@ def reproduce(calm: System, quick: bool, progress: Progress) -> Section:
     head: dict[str, list[LabFigures]] = {}
     cases = [Case(HEADLINE, 80 if quick else PROGRAMS, seed) for seed in seeds]
     for system in (calm, ORACLE):
-        head[system.name] = upper_bound(best, cases) if system is ORACLE else [run(system, case) for case in cases]
+        head[system.name] = upper_bound(best, cases) if system == ORACLE else [run(system, case) for case in cases]
         progress(f"{system.name} at {HEADLINE:g}/s: {mean(head[system.name], 'tokens_per_s'):.0f} tokens/s")
     made = Section("concord", "", claims(head, grid, seeds), [sweep, table(grid)], [plot(grid)])
     return replace(

@@ -12,8 +12,8 @@ from functools import partial
 from typing import NamedTuple
 
 from benchmarks.reproduce.claims import Claim, Plot, Progress, Section, Table, Value
-from benchmarks.reproduce.concord.lab import ORACLE, TRAINED, Case, LabFigures, System, analyser_of, run
-from benchmarks.reproduce.concord.oracle import GRID_SEED, MOST, PROGRAMS, SAME, SOME, below
+from benchmarks.reproduce.concord.lab import ORACLE, TRAINED, Case, LabFigures, System, analyser_of
+from benchmarks.reproduce.concord.oracle import GRID_SEED, MOST, PROGRAMS, SAME, SOME, at_these, below
 from benchmarks.reproduce.concord.sweep import SEED as SWEEP_SEED
 from controller.simulator.workloads.analyser import GIVING_UP, GRAPH, LENGTH
 
@@ -63,7 +63,7 @@ def reproduce(quick: bool, progress: Progress) -> Section:
 
 def runs(case: Case, systems: Sequence[System]) -> CaseFigures:
     """In one process, which trains the analyser of this rate once."""
-    figures = {system.name: run(system, case) for system in systems}
+    figures = {system.name: at_these(system, [case])[0] for system in systems}
     known = analyser_of(case)
     counts = (len(known.graphs[app]) for app in sorted(known.graphs))
     return CaseFigures(figures, [case.rate, known.forest.about["answers"], *counts, round(known.optimism, 3)])
