@@ -11,6 +11,7 @@ from typing import Any
 
 import numpy as np
 
+from benchmarks.reproduce.claims import Progress
 from benchmarks.reproduce.concord import training
 from controller.core.types import LatencyCoefficients
 from controller.dispatch import build_dispatcher
@@ -222,6 +223,27 @@ def run(system: System, case: Case, engine: InstanceSettings | None = None) -> L
     """`engine` None: the system's own."""
     times = arrivals(case)
     return _figures(_result(system, case, programs_of(system, case, times), engine), times[-1])
+
+
+class Lab:
+    """Runs of systems by name, each made once."""
+
+    def __init__(self, systems: Mapping[str, System], quick: bool, progress: Progress) -> None:
+        self.systems = dict(systems)
+        self.quick = quick
+        self.progress = progress
+        self._done: dict[tuple[str, Case], LabFigures] = {}
+
+    def figures(self, name: str, case: Case) -> LabFigures:
+        key = (name, case)
+        if key not in self._done:
+            self._done[key] = run(self.systems[name], case)
+            found = self._done[key]
+            self.progress(
+                f"{name} at {case.rate:g}/s, seed {case.seed}, {case.programs} programs: "
+                f"{found.tokens_per_s:.0f} tokens/s, {found.attained:.3f} attained"
+            )
+        return self._done[key]
 
 
 def analyser_of(case: Case) -> TrainedAnalyser:

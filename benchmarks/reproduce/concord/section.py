@@ -9,7 +9,14 @@ from itertools import pairwise
 from pathlib import Path
 
 from benchmarks.reproduce.claims import PRINTED, PRINTED_STRONGER, Claim, Plot, Progress, Section, Table, Value
-from benchmarks.reproduce.concord import ablation, agents, chance, oracle, trained, trained_systems
+from benchmarks.reproduce.concord import (
+    ablation,
+    agents,
+    chance,
+    oracle,
+    trained,
+    trained_systems,
+)
 from benchmarks.reproduce.concord.lab import (
     AUTELLIX,
     BLIND,
@@ -22,12 +29,13 @@ from benchmarks.reproduce.concord.lab import (
     VLLM,
     WHOLE_SLOTS,
     Case,
+    Lab,
     LabFigures,
     System,
     mean,
-    run,
 )
 from benchmarks.reproduce.concord.latency import latencies
+from benchmarks.reproduce.concord.request_goodput import request_goodput
 from benchmarks.reproduce.concord.sensitivity import sensitivity
 from benchmarks.reproduce.concord.sweep import best, finite, stored_best
 
@@ -56,35 +64,26 @@ STARVES = (
 )
 
 
-class Lab:
-    """Runs, each made once."""
-
-    def __init__(self, systems: Mapping[str, System], quick: bool, progress: Progress) -> None:
-        self.systems = dict(systems)
-        blind = systems[CONCORD.name]
-        self.systems[BLIND.name] = blind.variant(name=BLIND.name, foresight="blind")
-        same = systems[SARATHI.name].variant(name=SAME_SLOTS, slots=systems[CONCORD.name].slots)
-        self.systems[SAME_SLOTS] = same
-        self.quick = quick
-        self.progress = progress
-        self._done: dict[tuple[str, Case], LabFigures] = {}
-
-    def figures(self, name: str, case: Case) -> LabFigures:
-        key = (name, case)
-        if key not in self._done:
-            self._done[key] = run(self.systems[name], case)
-            found = self._done[key]
-            self.progress(
-                f"{name} at {case.rate:g}/s, seed {case.seed}, {case.programs} programs: "
-                f"{found.tokens_per_s:.0f} tokens/s, {found.attained:.3f} attained"
-            )
-        return self._done[key]
-
-    def curve(self, names: Sequence[str], rates: Sequence[float], programs: int, seed: int) -> Runs:
-        return {name: {rate: [self.figures(name, Case(rate, programs, seed))] for rate in rates} for name in names}
+def with_variants(systems: Mapping[str, System]) -> dict[str, System]:
+    """Beside the compared ones: CALM without its analyser, and Sarathi-Serve with CALM's slots."""
+    calm, sarathi = systems[CONCORD.name], systems[SARATHI.name]
+    blind = calm.variant(name=BLIND.name, foresight="blind")
+    same = sarathi.variant(name=SAME_SLOTS, slots=calm.slots)
+    return {**systems, blind.name: blind, same.name: same}
 
 
-OWN_PARTS = ("systems", oracle.PART, trained.PART, ablation.PART, chance.PART, trained_systems.PART)
+def curve(lab: Lab, names: Sequence[str], rates: Sequence[float], programs: int, seed: int) -> Runs:
+    return {name: {rate: [lab.figures(name, Case(rate, programs, seed))] for rate in rates} for name in names}
+
+
+OWN_PARTS = (
+    "systems",
+    oracle.PART,
+    trained.PART,
+    ablation.PART,
+    chance.PART,
+    trained_systems.PART,
+)
 PARTS = (*OWN_PARTS, agents.PART)  # the last one needs a trace that is not shipped
 
 
@@ -128,7 +127,7 @@ def _told(claim: Claim) -> Claim:
 
 def _systems(progress: Progress, quick: bool) -> tuple[Mapping[str, System], Section]:
     systems, sweep = best(quick, progress)
-    lab = Lab(systems, quick, progress)
+    lab = Lab(with_variants(systems), quick, progress)
     seeds = SEEDS[:1] if quick else SEEDS
     head = {
         name: [lab.figures(name, Case(HEADLINE, 80 if quick else 2400, seed)) for seed in seeds]
@@ -140,11 +139,13 @@ def _systems(progress: Progress, quick: bool) -> tuple[Mapping[str, System], Sec
     }
     rates = (2.0, 3.0) if quick else RATES
     names = (CONCORD.name, LTR.name, AUTELLIX.name, SARATHI.name, VLLM.name, EDF.name, BY_CLASS.name)
-    grid = lab.curve(names, rates, 60 if quick else 700, 6)
+    grid = curve(lab, names, rates, 60 if quick else 700, 6)
     knee = light_share_rate(grid[LTR.name])
     claims, tables, plots = _headline(head, seeds), [sweep, _table(head | extra)], _load_plots(grid, knee)
     hour_claims, hour_plot = _hour(lab)
-    claims += hour_claims + _requests(lab, seeds) + _grid_claims(grid) + _ablation(head | extra, seeds)
+    claims += hour_claims
+    claims.append(request_goodput(lab, CONCORD.name, 80 if quick else 2400, seeds[:2], HEAD))
+    claims += _grid_claims(grid) + _ablation(head | extra, seeds)
     alike = 100 * head[CONCORD.name][0].throughput / extra[SAME_SLOTS][0].throughput
     both = 100 * head[CONCORD.name][0].processed / extra[SAME_SLOTS][0].processed
     claims.append(
@@ -165,9 +166,9 @@ def _systems(progress: Progress, quick: bool) -> tuple[Mapping[str, System], Sec
     )
 
 
-def ratio(upper: Sequence[LabFigures], lower: Sequence[LabFigures], key: str = "tokens_per_s") -> list[float]:
+def ratio(upper: Sequence[LabFigures], lower: Sequence[LabFigures]) -> list[float]:
     """Seed by seed."""
-    return [getattr(a, key) / max(1e-9, getattr(b, key)) for a, b in zip(upper, lower, strict=True)]
+    return [a.tokens_per_s / max(1e-9, b.tokens_per_s) for a, b in zip(upper, lower, strict=True)]
 
 
 def light_share_rate(of: Mapping[float, Sequence[LabFigures]], level: float = 0.9) -> float:
@@ -234,22 +235,6 @@ def _hour(lab: Lab) -> tuple[list[Claim], Plot]:
 def _fives(minutes: Sequence[float]) -> list[Sequence[float]]:
     whole = len(minutes) // 5 * 5
     return [minutes[at : at + 5] for at in range(0, whole, 5)] or [minutes or [0.0]]
-
-
-def _requests(lab: Lab, seeds: Sequence[int]) -> list[Claim]:
-    """Goodput counted in requests, which only CALM is told; the others do not use goodput."""
-    programs = 80 if lab.quick else 2400
-    own = [lab.figures(CONCORD.name, Case(HEADLINE, programs, seed, count="requests")) for seed in seeds[:2]]
-    ltr = [lab.figures(LTR.name, Case(HEADLINE, programs, seed)) for seed in seeds[:2]]
-    times = statistics.fmean(ratio(own, ltr, "requests_per_s"))
-    most = HEADLINE / max(1e-9, mean(ltr, "requests_per_s"))
-    reason = (
-        "LTR serves short requests first, and two thirds of the requests are single and short. It serves most "
-        f"of these in time, and all requests that arrive would be {most:.2f} times what it serves. The paper "
-        "does not explain why its LTR loses them"
-    )
-    return [_claim("6.2", "request goodput over LTR (factor; the paper: 2.3 to 4.5)", 2.3, times, times >= 2.3,
-                   seeds[:2], "" if times >= 2.3 else reason)]  # fmt: skip
 
 
 def _grid_claims(grid: Runs) -> list[Claim]:

@@ -129,7 +129,7 @@ class Fixed:
 
 
 def test_over_the_best_baseline_there_is_no_conclusion_where_that_is_autellix():
-    made = {claim.figure: claim for claim in concord_sensitivity._claims(Fixed(), Case(4.0, 600, 8))[:3]}
+    made = {claim.figure: claim for claim in concord_sensitivity.claims(Fixed(), Case(4.0, 600, 8))[:3]}
     assert (made["Fig. 6.8"].ours, made["Fig. 6.8"].reached) == (2.0, None)
     assert (made["Fig. 6.9"].ours, made["Fig. 6.9"].reached) == (2.0, False)
     assert (made["Fig. 6.10"].ours, made["Fig. 6.10"].reached) == (2.0, True)
