@@ -71,8 +71,8 @@ def by_seed(head: Head, name: str, seeds: Sequence[int]) -> str:
     return "CALM's goodput over the other's: " + "; ".join(told)
 
 
-def kept(found: LabFigures) -> str:
-    return ", ".join(f"{100 * found.by_kind.get(kind, 0.0):.0f}" for kind in KINDS)
+def kept(found: LabFigures, kinds: Sequence[str] = KINDS) -> str:
+    return ", ".join(f"{100 * found.by_kind.get(kind, 0.0):.0f}" for kind in kinds)
 
 
 def table(head: Head, seeds: Sequence[int]) -> Table:

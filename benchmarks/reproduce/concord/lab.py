@@ -38,7 +38,7 @@ PAUSED = 4  # sequences per slot that may hold KV, for policies that pause
 MEAN_OUTPUT, MEAN_TOKENS = 320, 4_300.0  # of a call and of a program: assumed without a predictor
 
 
-RECORDED = 700  # programs of the run that pattern graphs are recorded from
+RECORDED = 700  # programs an engine of the run that pattern graphs are recorded from
 NEVER = 10**9  # steps
 FULL_BATCH = 96  # sequences of 1,000 tokens each: the pace to which that of stages is compared
 MIX = ConcordMix()
@@ -247,8 +247,8 @@ class Lab:
 
 
 def analyser_of(case: Case) -> TrainedAnalyser:
-    """What runs of this case are told from."""
-    mix, programs = case.trained_on or case.mix, min(RECORDED, case.programs)
+    """What runs of this case are told from. As much is recorded of each engine, whatever their number."""
+    mix, programs = case.trained_on or case.mix, min(RECORDED * case.engines, case.programs)
     return analyser(
         replace(case, seed=training.RECORDING_SEED, programs=programs, count="tokens", mix=mix, trained_on=None)
     )

@@ -15,6 +15,7 @@ from benchmarks.reproduce.concord import (
     chance,
     oracle,
     trained,
+    trained_sensitivity,
     trained_systems,
 )
 from benchmarks.reproduce.concord.lab import (
@@ -83,6 +84,7 @@ OWN_PARTS = (
     ablation.PART,
     chance.PART,
     trained_systems.PART,
+    trained_sensitivity.PART,
 )
 PARTS = (*OWN_PARTS, agents.PART)  # the last one needs a trace that is not shipped
 
@@ -110,6 +112,8 @@ def reproduce(progress: Progress, quick: bool, parts: Sequence[str] = OWN_PARTS,
         made.append(chance.reproduce(quick, progress))
     if trained_systems.PART in parts:
         made.append(trained_systems.reproduce(quick, progress))
+    if trained_sensitivity.PART in parts:
+        made.append(trained_sensitivity.reproduce(quick, progress))
     if agents.PART in parts and traces is not None:
         made.append(agents.reproduce(traces, quick, progress))
     return replace(
