@@ -8,7 +8,8 @@ docs/reference/request-lifecycle.md shows both tables, and a test compares them.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections import Counter
+from collections.abc import Iterable, Mapping
 from enum import StrEnum
 from typing import NamedTuple
 
@@ -234,6 +235,7 @@ class Sent:
         "assumed",
         "at",
         "binds",
+        "counted",
         "expected_s",
         "first_at",
         "mark",
@@ -254,6 +256,7 @@ class Sent:
         self.new_tokens, self.squares = new  # see ShadowInstance.uncached
         self.expected_s = 0.0  # from `at` to its first token, as predicted then
         self.binds = False  # its TPOT limits what else this instance may take
+        self.counted = False  # the engine has counted its prompt
         self.assumed = False  # its first token was not seen: it was expected by then
         self.first_at: float | None = None
         self.produced = 0
@@ -267,3 +270,17 @@ class Sent:
             return None
         allowed_s = (max(2, self.produced + self.to_come) - 1) * self.request.targets.tpot_s
         return self.first_at + allowed_s - self.to_come * step_s, allowed_s
+
+
+def count_admitted(prompts: Counter[tuple[str, str]], waiting: Iterable[Sent], counted: int) -> None:
+    """Add to `prompts`, tokens by tenant and class of what an engine counted, the first of those that wait for their
+    prefill, as far as `counted` is more: engines count a prompt when they admit it, before its first token is out."""
+    left = counted - prompts.total()
+    for sent in waiting:
+        if sent.counted:
+            continue
+        left -= sent.request.prompt_tokens
+        if left < 0:
+            return
+        sent.counted = True
+        prompts[sent.request.tenant, sent.request.slo_class] += sent.request.prompt_tokens

@@ -16,7 +16,7 @@ from controller.core.policy import Cost
 from controller.core.snapshot import FleetState
 from controller.core.types import DEFAULT_MAX_NUM_SEQS, InstanceSpec, LatencyCoefficients, Load, Request, Role
 from controller.dispatch.learned import relearn
-from controller.dispatch.lifecycle import Sent
+from controller.dispatch.lifecycle import Sent, count_admitted
 from controller.predict.latency import (
     ENOUGH,
     UNPROFILED,
@@ -66,7 +66,7 @@ class ShadowInstance:
         self.fit = OnlineFit(self.latency.coefficients)
         self._tpots: Counter[float] = Counter()
         self._prefilled = (0, 0)  # tokens and squares that all prefills which ended here are expected to have computed
-        self._prompts: Counter[tuple[str, str]] = Counter()  # tokens of their prompts since the last telemetry
+        self._prompts: Counter[tuple[str, str]] = Counter()  # tokens since the last telemetry, as the engine counts
         self.cached = CachedShares()
         self.first_tokens = ErrorsByKind()
         self._stall_until, self._stall_seen_at = math.inf, -math.inf  # see stall_s
@@ -370,7 +370,7 @@ class ShadowInstance:
         request = sent.request
         if seen and not self.spec.selects:
             self.first_tokens.add((request.tenant, request.slo_class), now - sent.at - sent.expected_s)
-        self._prompts[request.tenant, request.slo_class] += request.prompt_tokens
+        self._prompts[request.tenant, request.slo_class] += 0 if sent.counted else request.prompt_tokens
         self._prefilled = (self._prefilled[0] + sent.new_tokens, self._prefilled[1] + sent.squares)
         self._prefill_work.add(self.latency.prefill_sums(sent.new_tokens, sent.squares), now)
         if not seen or self._others_count:
@@ -450,13 +450,13 @@ class ShadowInstance:
             return
         period = load.observed_at - previous.observed_at
         if period > 0:
-            ours = self._prompts.total()
             restarted = load.prompt_tokens_total < previous.prompt_tokens_total  # its counters begin with 0 again
             counted = load.prompt_tokens_total - (0 if restarted else previous.prompt_tokens_total)
             cached = load.cached_tokens_total - (0 if restarted else previous.cached_tokens_total)
-            self.cached.observe(self._prompts, max(0, cached) * min(1.0, ours / max(1, counted)))
+            count_admitted(self._prompts, self.waiting.values(), counted)
+            theirs = max(0, counted - self._prompts.total())  # below 0: of ours some were counted before the restart
+            self.cached.observe(self._prompts, counted, max(0, cached))
             self._prompts.clear()
-            theirs = max(0, counted - ours)  # below 0: prompts of ours were counted earlier, or before the restart
             computed = 1.0 - min(1.0, max(0, cached) / max(1, counted))
             self._others_prefill_rate = theirs * computed / period if self._others_count else 0.0
         now, then = self._not_ours(load), self._not_ours(previous)

@@ -14,12 +14,16 @@ another prediction, under a name of its own.
 Engines count prompt tokens and, of these, the ones that their prefix cache had, but not of which requests they were.
 Requests of one tenant and class tend to share a prefix, so each such kind has a share of its own: an interval between
 two reports gives one equation, tokens of each kind times its share = cached tokens, and the shares follow by the
-normalised least mean squares rule (Widrow and Hoff 1960; Nagumo and Noda 1967). Cost: O(kinds of the interval).
+normalised least mean squares rule (Widrow and Hoff 1960; Nagumo and Noda 1967). Each of the last intervals is used
+several times (data-reusing LMS, Roy and Shynk 1989), since one interval moves the shares of all its kinds alike, and
+intervals with another mix tell them apart; one with few tokens moves them less. Prompts that the engine counted and we
+did not, or the other way round, have the mean share. Cost: O(kinds of an interval x LAST_INTERVALS x PASSES).
 """
 
 from __future__ import annotations
 
 import math
+from collections import deque
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
@@ -32,7 +36,10 @@ ODD_TOKENS = 64  # more than this, and as much for each message: images or a hid
 DEFAULT_TOKENS = 128  # before any answer has ended: between the shortest and longest mean of HyperFlexis' Table 1
 ANSWER_DECAY = 0.05  # weight of the newest answer
 Kind = tuple[str, str]  # tenant and class
-STEP = 0.3  # how far one interval moves the cached shares: some three intervals count
+STEP = 0.2  # how far an interval moves the cached shares each time that it is used
+LAST_INTERVALS = 12  # that are used
+PASSES = 4  # over them, after each interval
+FORGET = 0.9  # weight of the mean cached share after another interval
 MOST_CACHED = 0.95  # of a prompt; an engine always computes its last block
 
 
@@ -162,10 +169,12 @@ class OutputLengthModel:
 class CachedShares:
     """`cached(kind, tokens)`: prompt tokens that need no prefill; 0 for a kind that was never seen."""
 
-    __slots__ = ("_shares",)
+    __slots__ = ("_counted", "_last", "_shares")
 
     def __init__(self) -> None:
         self._shares: dict[Kind, float] = {}
+        self._last: deque[tuple[Mapping[Kind, int], float]] = deque(maxlen=LAST_INTERVALS)
+        self._counted = (0.0, 0.0)  # prompt tokens and of these cached, of late
 
     def __bool__(self) -> bool:
         """Was anything found in the prefix cache yet?"""
@@ -191,16 +200,28 @@ class CachedShares:
         }
         return made
 
-    def observe(self, prompts: Mapping[Kind, int], cached: float) -> None:
-        """One interval: prompt tokens by kind, and how many of them all were cached."""
+    def observe(self, prompts: Mapping[Kind, int], counted: int, cached: int) -> None:
+        """One interval: our prompt tokens by kind, those that the engine counted of all prompts, and how many of these
+        were cached."""
         if not cached and not self._shares:
             return  # an engine without a prefix cache costs nothing
-        squares = sum(tokens * tokens for tokens in prompts.values())
-        if not squares:
+        cached = min(cached, counted)
+        self._counted = self._counted[0] * FORGET + counted, self._counted[1] * FORGET + cached
+        ours = sum(prompts.values())
+        if not ours:
             return
+        mean = self._counted[1] / self._counted[0] if self._counted[0] else 0.0
+        self._last.append((dict(prompts), min(ours, max(0.0, cached - (counted - ours) * mean))))
+        squares = [sum(tokens * tokens for tokens in each.values()) for each, _ in self._last]
+        mean_square = sum(squares) / len(squares)
+        for _ in range(PASSES):
+            for (each, found), square in zip(self._last, squares, strict=True):
+                self._learn(each, found, STEP / max(square, mean_square))
+
+    def _learn(self, prompts: Mapping[Kind, int], cached: float, step: float) -> None:
         wrong = cached - sum(tokens * self._shares.get(kind, 0.0) for kind, tokens in prompts.items())
         for kind, tokens in prompts.items():
-            share = self._shares.get(kind, 0.0) + STEP * wrong * tokens / squares
+            share = self._shares.get(kind, 0.0) + step * wrong * tokens
             self._shares[kind] = min(MOST_CACHED, max(0.0, share))
 
 
