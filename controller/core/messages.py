@@ -97,7 +97,9 @@ class InstanceMessage(TypedDict):
     telemetry_age_s: float | None
     sent_total: int
     kept_kv: NotRequired[int]  # prompts computed there whose KV is still to be pulled or freed
-    needed: NotRequired[bool]  # of all instances it alone can keep the targets of some recent request
+    needed: NotRequired[
+        bool
+    ]  # it alone keeps targets of some recent request, or drains and none that serves keeps them
     speed: NotRequired[float]  # reference requests/s of its stage when full; 0: not known
 
 
@@ -171,7 +173,7 @@ class FleetMessage(TypedDict):
     # What happens to a request, by model: `up`, it is served; `undecoded`, it is prefilled, but no instance decodes;
     # `coming`, it waits for an instance that starts; `on_demand`, one is started for it; `none`, it is refused.
     capacity: NotRequired[dict[str, str]]
-    # Instances that left, and keep targets of recent requests that none keeps which serves.
+    # Instances that drain or left, and keep targets of recent requests that none keeps which serves.
     wanted: NotRequired[list[str]]
     pruning_orders: NotRequired[dict[str, int]]  # `OrderBook.taken`: counts since the gateway started
 

@@ -208,6 +208,7 @@ class StageDispatcher:
             ev.Finished: self._finished,
             ev.Failed: self._failed,
             ev.InstanceUp: self._up,
+            ev.InstanceDraining: self._draining,
             ev.Expected: self._expected,
             ev.Command: self._command,
             ev.ClockOffset: self._clock_offset,
@@ -274,13 +275,13 @@ class StageDispatcher:
     def fleet(self, now: float) -> list[FleetState]:
         instances = self._fleet.instances
         states = [instance.view(now) for instance in instances.values()]
-        needed = {name for lane in self._fleet.lanes.values() for name in lane.needed(now)}
+        needed = {name for lane in self._fleet.lanes.values() for name in lane.needed(now)} | self.wanted(now)
         for state in states:
             state.needed, state.speed = state.id in needed, speed_of(instances[state.id])
         return states
 
     def wanted(self, now: float) -> set[str]:
-        """Ids of instances that left and that recent requests need."""
+        """Ids of instances that drain or left, and that recent requests need."""
         return {name for lane in self._fleet.lanes.values() for name in lane.wanted(now)}
 
     def learned(self) -> dict[str, LatencyCoefficients]:
@@ -395,6 +396,12 @@ class StageDispatcher:
             instance.remove(request_id)
             self._pacing.ended(instance, now)
         return instance
+
+    def _draining(self, event: ev.InstanceDraining, now: float, actions: list[ev.Action]) -> None:
+        self._fleet.handle(event)
+        instance = self._fleet.instances.get(event.instance_id)
+        if instance is not None:
+            self._fleet.lane(instance.spec.model).keepers.left(instance)
 
     def _up(self, event: ev.InstanceUp, now: float, actions: list[ev.Action]) -> None:
         self._fleet.handle(event)

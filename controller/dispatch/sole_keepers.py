@@ -1,5 +1,5 @@
-"""Which instances alone can keep the targets of recent requests. A fleet must not give these up while others serve, and
-wakes one that sleeps.
+"""Which instances alone can keep the targets of recent requests. A fleet must not give these up while others serve,
+wakes one that sleeps, and starts one like it if it was stopped.
 
 Load does not say it: where fast and slow instances serve one model, the fast one may be the idlest of all, and the
 requests that need it are late or refused once it is gone. Kept are the hardest requests of the last `window_s` to twice
@@ -60,8 +60,8 @@ class HardRequests:
 
 class Keepers:
     """Which instances of one model's stage recent requests need, whether these were refused or not: instances that
-    serve, and instances that left and may sleep. `noted`: when requests arrived, and which, to be judged when somebody
-    asks; each request adds itself, so that its way does not lead through here."""
+    serve, and instances that drain, sleep or were stopped. `noted`: when requests arrived, and which, to be judged when
+    somebody asks; each request adds itself, so that its way does not lead through here."""
 
     def __init__(self, window_s: float = WINDOW_S) -> None:
         self.noted: deque[tuple[float, Request]] = deque(maxlen=MOST_NOTED)
@@ -72,7 +72,7 @@ class Keepers:
         self._left.pop(instance_id, None)
 
     def left(self, instance: ShadowInstance) -> None:
-        """What was learned of it stays known, since it may sleep."""
+        """What was learned of it stays known, since it may sleep, or another may be started like it."""
         self._left[instance.id] = instance
         if len(self._left) > MOST_LEFT:
             del self._left[next(iter(self._left))]
@@ -83,7 +83,7 @@ class Keepers:
         return sole_keepers([*self._kept.recent(now), *self._missed.recent(now)], serving)
 
     def wanted(self, serving: Sequence[ShadowInstance], best: Sequence[ShadowInstance], now: float) -> set[str]:
-        """Ids of those that left and keep what none of `serving` keeps."""
+        """Ids of those that drain or left and keep what none of `serving` keeps."""
         self._judge(best)
         return left_keepers(self._missed.recent(now), serving, self._left.values())
 

@@ -12,7 +12,8 @@ order of preference: what can serve soonest comes first.
        another engine's memory, the disk
     4. a new process                          StartNew       the process, then its weights (HyperFlexis Alg. 3)
 
-A sleeper that recent requests need (`Spare.needed`) comes before all others, and before the other stage.
+A sleeper that recent requests need (`Spare.needed`) comes before all others, and before the other stage. Where they
+need an instance that was stopped, the next new process is like that one. It comes first if it is why one was asked for.
 
 An instance that the stage can do without is put to sleep (`PutToSleep`) where the policy has a sleep level and the
 engine can sleep, so that it is third in this order at the next rise; otherwise it is drained and stopped (`Drain`).
@@ -54,7 +55,10 @@ class LoadWeights(NamedTuple):
 
 
 class StartNew(NamedTuple):
-    """Start one new process. Whoever carries out the plan chooses its id."""
+    """Start one new process. Whoever carries out the plan chooses its id. `like`: the id of a stopped instance whose
+    settings it gets; "": those of the stage's pattern."""
+
+    like: str = ""
 
 
 class PutToSleep(NamedTuple):
@@ -83,7 +87,8 @@ class StageCapacity:
     `seen`: its instances that serve, start or drain. `spares`: its sleepers and warm spares. `other`: None where the
     model is collocated, or the other stage has no policy. `pattern`: whether there is an instance whose settings a new
     one can get, and `without_pattern` why there is none. `room`: how many processes the free devices allow; None: any
-    number. `start_s`: expected seconds of a new process until it serves, from the last ones; None: not known.
+    number. `gone`: ids of instances that were stopped, that recent requests need, and like which one can be started
+    now. `start_s`: expected seconds of a new process until it serves, from the last ones; None: not known.
     `sleepable`: ids of its instances that can be put to sleep. `sleep_level`: level at which the policy puts to
     sleep what it can do without; 0: it stops them.
     """
@@ -98,6 +103,7 @@ class StageCapacity:
     sleepable: frozenset[str] = frozenset()
     sleep_level: int = 0
     start_s: float | None = None
+    gone: tuple[str, ...] = ()
 
     def role_change(self, now: float) -> tuple[SwitchRole, Decision] | None:
         """The instance that the other stage can give now, with its Decision."""
@@ -108,7 +114,7 @@ class StageCapacity:
 
     def can_add(self, now: float) -> bool:
         """Whether any source could give an instance now. Where none can, the Scaler holds."""
-        starts = self.pattern and self.room != 0
+        starts = (self.pattern and self.room != 0) or bool(self.gone)
         return starts or any(spare.ready for spare in self.spares) or self.role_change(now) is not None
 
     @property
@@ -128,6 +134,7 @@ class StageCapacity:
             held_by=held_by,
             start_s=self.replaced_after_s,
             needed_asleep=self.needed_asleep,
+            needed_stopped=bool(self.gone),
         )
 
     @property
@@ -153,13 +160,15 @@ class CapacityPlan:
     def outcome(self, new_ids: Sequence[str]) -> dict[str, Any]:
         """What the Decision records; a key is absent where there is nothing to say. `new_ids`: of the new processes.
 
-        `started`: all instances that will serve soon; `woken`: those of them that slept, and at which level;
+        `started`: all instances that will serve soon; `like`: stopped instances whose settings new ones get;
+        `woken`: those that slept, and at which level;
         `switched`: the instance of the other stage and its role there; `asleep`: those that go to sleep.
         """
         woken = {step.instance_id: {"level": step.sleep_level} for step in self.steps if isinstance(step, WakeUp)}
         coming = [step.instance_id for step in self.steps if isinstance(step, WakeUp | LoadWeights)]
         asleep = [step.instance_id for step in self.steps if isinstance(step, PutToSleep)]
-        found = {"started": [*coming, *new_ids], "woken": woken, "asleep": asleep}
+        like = [step.like for step in self.steps if isinstance(step, StartNew) and step.like]
+        found = {"started": [*coming, *new_ids], "like": like, "woken": woken, "asleep": asleep}
         outcome: dict[str, Any] = {name: value for name, value in found.items() if value}
         if self.role_change is not None:
             figures = self.role_change.figures
@@ -176,10 +185,12 @@ def plan_capacity(stage: StageCapacity, decided: Iterable[ScaleAction], now: flo
     actions = list(decided)
     asked = sum(action.instances for action in actions if isinstance(action, ScaleOut))
     kept = [action for action in actions if isinstance(action, Undrain)]
+    first = [StartNew(stage.gone[0])] if any(isinstance(each, ScaleOut) and each.needed for each in actions) else []
+    asked -= len(first)
     change = stage.role_change(now) if asked and not stage.needed_asleep else None
     switched = [] if change is None else [change[0]]
     spares = _spares(stage, asked - len(switched))
-    new = _new_processes(stage, asked - len(switched) - len(spares))
+    new = first or _new_processes(stage, asked - len(switched) - len(spares))
     leaving = [_leave(stage, action) for action in actions if isinstance(action, Drain)]
     steps = (*kept, *switched, *spares, *new, *leaving)
     if change is None or stage.other is None:
@@ -203,6 +214,9 @@ def _spares(stage: StageCapacity, wanted: int) -> list[Step]:
 
 
 def _new_processes(stage: StageCapacity, wanted: int) -> list[Step]:
+    """The first of them like one that recent requests need; whether there is room for that and more is not known."""
+    if wanted > 0 and stage.gone:
+        return [StartNew(stage.gone[0])]
     room = stage.room if stage.pattern else 0
     return [StartNew()] * (wanted if room is None else min(wanted, room))
 

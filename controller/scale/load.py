@@ -29,7 +29,8 @@ CLEARLY_FASTER = 1.5  # instances of one kind differ by less, once each has lear
 class Member:
     """One instance of the fleet. `outstanding`: requests running or waiting there; `fixed`: not ours to stop;
     `takes_both_roles`: it can serve the other stage too, whoever runs it; `needed`: of all instances it alone can keep
-    the targets of some recent request. `speed`: what it can do, in any unit that its stage shares; 0: not known."""
+    the targets of some recent request, or if it drains, none that serves can. `speed`: what it can do, in any unit that
+    its stage shares; 0: not known."""
 
     id: str
     state: str  # starting | ready | draining
@@ -50,7 +51,7 @@ class FleetObservation:
     like, or no free device). `start_s`: expected seconds until another instance would serve in place of a stopped one;
     None: not known, or so few that it does not matter. `taken`: requests are accepted, by instances of another role if
     by none of `members`. `needed_asleep`: a sleeper keeps the targets of some recent request, and none of `members`
-    does.
+    does; `needed_stopped`: the same of one that was stopped, and one like it could be started.
     """
 
     members: tuple[Member, ...]
@@ -65,6 +66,7 @@ class FleetObservation:
     taken: bool = False
     start_s: float | None = None
     needed_asleep: bool = False
+    needed_stopped: bool = False
 
     def with_processing_rate(self, rate: float | None) -> FleetObservation:
         """The same with a processing rate; of a deserted fleet it is known to be 0, although refused requests never

@@ -12,8 +12,8 @@ Ours, where the paper says nothing:
   anything is started.
 - An instance is removed only after load was low for as long as another one takes to start, where that is longer than
   `sustain_s` (decision 208): a lull that ends before pays for a start that it did not need.
-- An instance that alone can keep the targets of recent requests is not removed for low load (decisions 292, 296), and
-  is woken if it sleeps (decision 297).
+- An instance that alone can keep the targets of recent requests is not removed for low load (decisions 292, 296). Its
+  drain is taken back, it is woken if it sleeps (decision 297), and one like it is started if it was stopped (303).
 - An instance is removed only if the rest would stay below `upper` with its load. The last one (`min_instances` 0) is
   removed if no requests arrive: with none left the same arrivals would be overload, and the first of them would start
   an instance again.
@@ -42,9 +42,10 @@ _EPSILON_S = 0.05  # jitter of Celery beat must not cost a whole tick
 
 
 class ScaleOut(NamedTuple):
-    """The stage needs this many more instances."""
+    """The stage needs this many more instances. `needed`: one like a stopped instance that recent requests need."""
 
     instances: int
+    needed: bool = False
 
 
 class Drain(NamedTuple):
@@ -139,9 +140,20 @@ def _judge(config: ScalingConfig, state: ScalerMemory, seen: FleetObservation, n
         return _drain(seen, "above_max")
     if seen.load > config.upper:
         return _out(config, state, seen, count, now)
-    if seen.needed_asleep and count < config.max_instances and not _settling(config, state, seen, now):
-        return _start("needed_asleep", 1, seen)
+    if count < config.max_instances and (choice := _needed(config, state, seen, now)) is not None:
+        return choice
     return _at_ease(config, state, seen, count, now)
+
+
+def _needed(config: ScalingConfig, state: ScalerMemory, seen: FleetObservation, now: float) -> _Choice | None:
+    """Bring one back that recent requests need."""
+    if draining := [member for member in seen.having("draining") if member.needed]:
+        return _Choice("needed_draining", [Undrain(min(draining, key=_best_kept).id)], "scale_out")
+    if _settling(config, state, seen, now):
+        return None
+    if seen.needed_asleep:
+        return _start("needed_asleep", 1, seen)
+    return _Choice("needed_stopped", [ScaleOut(1, needed=True)], "scale_out") if seen.needed_stopped else None
 
 
 def _at_ease(config: ScalingConfig, state: ScalerMemory, seen: FleetObservation, count: int, now: float) -> _Choice:
@@ -156,7 +168,7 @@ def _out(config: ScalingConfig, state: ScalerMemory, seen: FleetObservation, cou
     if count >= config.max_instances:
         return _Choice("at_max", [], "scale_hold")
     if draining := seen.having("draining"):  # faster and cheaper than a new instance, so no cool-down applies
-        kept = min(draining, key=lambda member: (-member.outstanding, member.id))
+        kept = min(draining, key=_best_kept)
         return _Choice("load_above_upper", [Undrain(kept.id)], "scale_out")
     if _cooldown_left(config, state, now) > 0 or _starting_suffice(config, seen):
         return _Choice("settling", [], "scale_hold")
@@ -204,6 +216,10 @@ def _drain(seen: FleetObservation, reason: str, most: float = math.inf, peak: fl
     victim = min(candidates, key=_least_loss)
     rejected: dict[str, Figure] = {m.id: m.outstanding for m in candidates if m.id != victim.id}
     return _Choice(reason, [Drain(victim.id)], "scale_in", rejected)
+
+
+def _best_kept(member: Member) -> tuple[bool, int, str]:
+    return (not member.needed, -member.outstanding, member.id)
 
 
 def _least_loss(member: Member) -> tuple[bool, bool, int, float, str]:

@@ -31,4 +31,5 @@ class Actor(NamedTuple):
         return cls(name, Decision.ActorType.SERVICE)
 
 
+SCALER, RECONCILER = Actor.job("scaler"), Actor.job("reconciler")
 SYSTEM = Actor("slackline", Decision.ActorType.SYSTEM)

@@ -22,6 +22,14 @@ SENTENCES: dict[tuple[str, str], str] = {
         "{actor} scaled out {subject} at load {load:.0f} %: a recent request has targets that only an instance that "
         "was asleep can meet"
     ),
+    ("scale_out", "needed_draining"): (
+        "{actor} took back the drain of {instance} at load {load:.0f} %: a recent request has targets that no other "
+        "instance of {subject} can meet"
+    ),
+    ("scale_out", "needed_stopped"): (
+        "{actor} scaled out {subject} at load {load:.0f} %: a recent request has targets that only an instance that "
+        "was stopped could meet, so it started one like it"
+    ),
     ("scale_in", "load_below_lower"): (
         "{actor} scaled in {subject}: load {load:,.0f} % was below {lower:g} % for {low_for_s:.0f} s, so it removed "
         "{instance}"

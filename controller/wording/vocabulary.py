@@ -139,6 +139,7 @@ NAMES: dict[str, tuple[str, str]] = {
     "asleep": ("instances put to sleep", ""),
     "warm": ("warm", "instances"),
     "woken": ("instances woken", ""),
+    "like": ("with the settings of", ""),
     "switched": ("switched from the other stage", ""),
     "wanted": ("wanted", "instances"),
     "reason": ("reason", "code"),
@@ -336,6 +337,8 @@ REASONS: dict[str, str] = {
         "each instance that could be stopped is the only one that can meet the targets of some recent request"
     ),
     "needed_asleep": "only an instance that was asleep can meet the targets of some recent request",
+    "needed_draining": "only an instance that was draining can meet the targets of some recent request",
+    "needed_stopped": "only an instance like one that was stopped can meet the targets of some recent request",
     "template_paused": "its launch template is paused, since starts from it failed",
     "starts_failed": "instances in a row that were started from it never became ready",
     "nothing_to_start": "there is no managed instance to start a copy of",

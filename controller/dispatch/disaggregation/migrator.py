@@ -110,13 +110,13 @@ class Migrator:
         """The decode instances as they are believed to be."""
         decoders = [each for each in self._roster.instances.values() if each.spec.role is Role.DECODE]
         states = [instance.view(now) for instance in decoders]
-        needed = self._needed(now)
+        needed = self._needed(now) | self.wanted(now)
         for state in states:
             state.needed, state.speed = state.id in needed, speed_of(self._roster.instances[state.id])
         return states
 
     def wanted(self, now: float) -> set[str]:
-        """Ids of decode instances that left and that recent requests need."""
+        """Ids of decode instances that drain or left, and that recent requests need."""
         return {name for keepers, serving, best in self._stages() for name in keepers.wanted(serving, best, now)}
 
     def _needed(self, now: float) -> set[str]:
@@ -348,6 +348,8 @@ class Migrator:
         instance = self._roster.instances.get(getattr(event, "instance_id", ""))
         if instance is not None:
             self._queue.changed(instance.spec.model)
+            if isinstance(event, ev.InstanceDraining) and instance.spec.role is Role.DECODE:
+                self._keepers[instance.spec.model].left(instance)
 
     def _instances_changed(self, model: str, now: float) -> None:
         self._queue.context_lengths(model, (each.spec.max_model_len for each in self._roster.of_model(model)), now)

@@ -33,14 +33,13 @@ from controller.scale.lifecycle import (
 )
 from controller.scale.observation import NO_CAPACITY
 from controller.selectors.fleet.topology import free_among, usable_devices
-from controller.services.actors import Actor
+from controller.services.actors import RECONCILER
 from controller.services.decisions import decision_record
 from controller.services.fleet.actions import Kind, sleep_ended, weights_lost
 from controller.services.fleet.instances import instance_create, instance_observe, instance_stop
 from controller.services.fleet.launch_templates import devices_of, launch_of, launch_template_pause
 from controller.services.fleet.scaling_stages import SERVING, like
 
-RECONCILER = Actor.job("reconciler")
 FIRST_TIME = {("starting", "starting"), ("ready", "healthy")}  # state and reason of one that was not ready yet
 AGAIN = "again"
 FAILURES_WINDOW = timedelta(minutes=5)

@@ -34,7 +34,7 @@ from controller.scale.load import FleetObservation
 from controller.scale.role_changes import SwitchRole
 from controller.scale.warm_pool import refill
 from controller.selectors.fleet.weights import weight_plan
-from controller.services.actors import Actor
+from controller.services.actors import SCALER
 from controller.services.decisions import decision_record
 from controller.services.fleet.actions import first_served_watch, weights_load_order
 from controller.services.fleet.instances import instance_create, instance_drain, instance_stop, instance_undrain
@@ -53,7 +53,6 @@ from controller.services.fleet.sleeping import sleep_order, wake_order
 
 log = logging.getLogger(__name__)
 
-SCALER = Actor.job("scaler")
 EARLY_S = 0.25  # beat's jitter: a tick that comes this much early counts as due
 SAMPLE_S = 5.0  # between two points of the line that pages draw
 SAMPLES_KEPT_DAYS = 7
@@ -140,7 +139,7 @@ def _apply(
     if view.giving is None and any(isinstance(action, ScaleOut) for action in actions):
         view = _beside_other_stage(view, fleet, now)
     plan = plan_capacity(view.capacity, actions, now)
-    new_ids = [_new_id(view.pattern) for _ in range(plan.new)]
+    new_ids = [_new_id(view.pattern_of(step)) for step in plan.steps if isinstance(step, StartNew)]
     decision = decision_record(
         actor=SCALER,
         kind=decided.kind,
@@ -193,10 +192,11 @@ def _carry_out(view: StageView, plan: CapacityPlan, new_ids: Sequence[str], deci
 def _bring_up(view: StageView, step: Step, new_ids: Iterator[str], because: Mapping[str, Any]) -> None:
     """Wake it, load its weights or start it, and watch it until its first token."""
     scale_out = {**because, "warm": not isinstance(step, StartNew), "woken": isinstance(step, WakeUp)}
-    separately = loads_separately(view.pattern)
+    pattern = view.pattern_of(step) if isinstance(step, StartNew) else view.pattern
+    separately = loads_separately(pattern)
     if isinstance(step, StartNew):
         instance_id = next(new_ids)
-        instance_create(actor=SCALER, id=instance_id, model=view.policy.model, **like(view.pattern, warm=separately))
+        instance_create(actor=SCALER, id=instance_id, model=view.policy.model, **like(pattern, warm=separately))
     else:
         instance_id = step.instance_id
     if isinstance(step, WakeUp):

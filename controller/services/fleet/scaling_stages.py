@@ -10,15 +10,16 @@ from typing import Any, NamedTuple
 
 from controller.core.messages import FleetMessage
 from controller.engine.process_spec import SAYABLE
-from controller.models import Instance, ScalerState, ScalingPolicy
+from controller.models import Decision, Instance, ScalerState, ScalingPolicy
 from controller.models.fleet import Role, Weights
 from controller.scale import ScalerMemory
-from controller.scale.capacity_plan import NOTHING_TO_START, TEMPLATE_PAUSED, OtherStage, StageCapacity
+from controller.scale.capacity_plan import NOTHING_TO_START, TEMPLATE_PAUSED, OtherStage, StageCapacity, StartNew
 from controller.scale.load import FleetObservation
 from controller.scale.observation import InstanceRow, fresh, observe, wanted_by_requests
 from controller.scale.warm_pool import Spare, share, target_size, weight_source
 from controller.selectors.fleet.scaling import cold_start_s, patterns
 from controller.selectors.fleet.topology import room_for, warm_on
+from controller.services.actors import RECONCILER, SCALER
 from controller.services.fleet.actions import LOADABLE, Kind
 from controller.services.fleet.instances import FROM_TEMPLATE
 from controller.services.fleet.role_switches import roles_ordered, takes_both
@@ -28,6 +29,7 @@ from controller.services.fleet.sleeping import failed_lately, sleepable
 NOT_COPIED = ("start_after", "weights")
 COMING = (Weights.LOADING, Weights.WAKING)
 SERVING = (Weights.PRESENT, *COMING)
+ENDED = ("instance_drained", "instance_stopped")
 OTHER_STAGE = {Role.PREFILL: Role.DECODE, Role.DECODE: Role.PREFILL}
 
 
@@ -36,7 +38,7 @@ class StageView(NamedTuple):
 
     `pool`: its warm spares; `sleepers`: instances that can be woken; `loading`: whether an instance loads weights or
     wakes up; `pattern`: the instance whose settings a new one gets; `giving`: the policy of the other stage, if that
-    was considered.
+    was considered; `gone`: the stopped instances like which one may be started.
     """
 
     policy: ScalingPolicy
@@ -46,6 +48,11 @@ class StageView(NamedTuple):
     loading: bool
     pattern: Instance | None
     giving: ScalingPolicy | None = None
+    gone: tuple[Instance, ...] = ()
+
+    def pattern_of(self, step: StartNew) -> Instance | None:
+        """The instance whose settings this new one gets."""
+        return next((row for row in self.gone if row.pk == step.like), self.pattern)
 
     @property
     def seen(self) -> FleetObservation:
@@ -75,6 +82,7 @@ def stage_of(policy: ScalingPolicy, fleet: Sequence[FleetMessage], now: float) -
     engine_ready = bool(seen.having("ready"))
     needed = wanted_by_requests(fresh(fleet, now))
     spares = tuple(spare_of(row, engine_ready=engine_ready, needed=row.pk in needed) for row in (*pool, *sleepers))
+    gone = _needed_stopped(policy, needed, serving)
     capacity = StageCapacity(
         config=scaling_config(policy),
         seen=seen,
@@ -85,9 +93,10 @@ def stage_of(policy: ScalingPolicy, fleet: Sequence[FleetMessage], now: float) -
         sleepable=frozenset(able),
         sleep_level=policy.sleep_level,
         start_s=None if pattern is None else cold_start_s(pattern),
+        gone=tuple(row.pk for row in gone),
     )
     loading = any(row.weights in COMING for row in serving)
-    return StageView(policy, capacity, pool, sleepers, loading, pattern)
+    return StageView(policy, capacity, pool, sleepers, loading, pattern, gone=gone)
 
 
 def with_other_stage(view: StageView, fleet: Sequence[FleetMessage], now: float) -> StageView:
@@ -153,6 +162,30 @@ def _sleepers(wanted: Sequence[Instance]) -> list[Instance]:
     asleep = [row for row in wanted if row.weights == Weights.ASLEEP]
     failed = failed_lately(asleep, Kind.WAKE, Kind.WEIGHTS_LOAD) if asleep else set()
     return [row for row in asleep if row.pk not in failed]
+
+
+def _needed_stopped(
+    policy: ScalingPolicy, needed: Collection[str], serving: Sequence[Instance]
+) -> tuple[Instance, ...]:
+    """Instances of the stage that the scaler stopped, that recent requests need, and like which one could be started
+    now; the last that was stopped first. One that a person stopped stays away. Where one with the same settings serves
+    or starts, another would be no faster. One query, and three more for each that is needed and stopped."""
+    if not needed:
+        return ()
+    stopped = Instance.objects.filter(pk__in=needed, desired_state=Instance.Desired.STOPPED)
+    rows = stopped.filter(model=policy.model, role=policy.role).select_related("model", "host", "template")
+    there = [like(each) for each in serving]
+    return tuple(row for row in rows.order_by("-desired_at", "pk") if like(row) not in there and _may_return(row))
+
+
+def _may_return(row: Instance) -> bool:
+    paused = row.template is not None and row.template.paused_at is not None
+    if paused or not row.abilities.starts or row.settings_refused:
+        return False
+    ended = Decision.objects.filter(subject_type="instance", subject=row.pk, kind__in=ENDED)
+    last = ended.exclude(actor=RECONCILER.name, actor_type=RECONCILER.type).order_by("-at", "-id").first()
+    by_scaler = last is not None and (last.actor, last.actor_type) == (SCALER.name, SCALER.type)
+    return by_scaler and room_for(row) != 0
 
 
 def _taking_both_roles(serving: Sequence[Instance]) -> set[str]:

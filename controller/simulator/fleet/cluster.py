@@ -46,6 +46,7 @@ class Cluster:
         self.warm: dict[str, Warm] = {}
         self.asleep: dict[str, Asleep] = {}
         self._kinds: dict[str, InstanceSettings] = {}  # by id, of instances that start, are warm, sleep or are up
+        self._removed: dict[str, InstanceSettings] = {}  # the same of those that were up and are not there any more
         self.draining: set[str] = set()
 
     def __iter__(self) -> Iterator[SimulatedInstance]:
@@ -67,22 +68,28 @@ class Cluster:
             return self.starting[name][0]
         return next((slot for slot, each in self._slots.items() if each == name and name in self._live), None)
 
-    def ask(self, slot: int, now: float, role: Role | None = None) -> str:
+    def ask(self, slot: int, now: float, role: Role | None = None, like: str = "") -> str:
         """Order an instance in this slot; returns its id. It costs from now on, and is up after `bring_up`.
 
-        A slot beyond the settings' own gets a copy of the first instance with the role, or of the first.
+        A slot beyond the settings' own gets a copy of the removed instance `like`, of the first instance with the role,
+        or of the first.
         """
         occupant = self._occupants[slot]
         self._occupants[slot] += 1
         name = f"engine-{slot}" + (f"-{occupant}" if occupant else "")
         self.starting[name] = (slot, now)
         kinds = self._settings.instances
-        self._kinds[name] = kinds[slot] if slot < len(kinds) else self._alike(role)
+        self._kinds[name] = kinds[slot] if slot < len(kinds) else self._removed.get(like) or self._alike(role)
         return name
 
-    def ask_for_one_more(self, now: float, role: Role | None = None) -> str:
+    def ask_for_one_more(self, now: float, role: Role | None = None, like: str = "") -> str:
         last = max([*self._occupants, len(self._settings.instances) - 1])
-        return self.ask(last + 1, now, role)
+        return self.ask(last + 1, now, role, like)
+
+    def has_like(self, removed: str) -> bool:
+        """Whether one with the settings of this removed instance is up or starts."""
+        there = (*self._live, *self.starting)
+        return any(self._kinds[name] == self._removed[removed] for name in there)
 
     def _alike(self, role: Role | None) -> InstanceSettings:
         kinds = self._settings.instances
@@ -122,8 +129,8 @@ class Cluster:
         self.starting[name] = (sleeper.slot, now)
 
     def role_of(self, name: str) -> Role:
-        """The role of an instance that starts, sleeps or is up."""
-        return Role(self._kinds[name].role)
+        """The role of an instance that starts, sleeps or is up, or of one that was removed."""
+        return Role((self._kinds.get(name) or self._removed[name]).role)
 
     def model_of(self, name: str) -> str:
         """The model that it serves, or will."""
@@ -159,7 +166,9 @@ class Cluster:
 
     def remove(self, instance: SimulatedInstance, now: float) -> None:
         del self._live[instance.id]
-        self._kinds.pop(instance.id, None)
+        kind = self._kinds.pop(instance.id, None)
+        if kind is not None:
+            self._removed[instance.id] = kind
         self.draining.discard(instance.id)
         instance.up, instance.due = False, None
         self._gone.append(_use(instance, now))

@@ -73,6 +73,7 @@ class Elastic:
         self._scaler = Scaler()
         self._switching: dict[str, str] = {}  # draining instances that will change their role
         self._removed: set[str] = set()  # those of them that will be stopped instead
+        self._stopped: dict[str, Role] = {}  # that a scaler removed
         self._falling_asleep: dict[str, int] = {}  # draining instances that will sleep, with their level
         self._asked: dict[str, ScaledOut] = {}  # `up_at` is infinite while its weights move
         self._loads = WeightLoads(settings, run, self._loaded)
@@ -186,6 +187,10 @@ class Elastic:
         seen = looks[stage.role]
         others = [OtherStage(other.config, looks[other.role], other.state) for other in self.stages]
         spares, room = self._sources([*self._warm(now, seen), *self._sleepers(stage, seen, now)])
+        stopped = [
+            name for name, role in self._stopped.items() if role is stage.role and not self._run.cluster.has_like(name)
+        ]
+        wanted = self._run.scheduler.wanted(now) if stopped and room != 0 else set()
         return StageCapacity(
             config=stage.config,
             seen=seen,
@@ -195,6 +200,7 @@ class Elastic:
             sleepable=frozenset(member.id for member in seen.having("ready")),
             sleep_level=self.settings.sleep_level,
             start_s=self.settings.start_s + self._load_s() if self.settings.start_s else None,
+            gone=tuple(name for name in reversed(stopped) if name in wanted),
         )
 
     def _sources(self, spares: list[Spare]) -> tuple[tuple[Spare, ...], int | None]:
@@ -248,7 +254,7 @@ class Elastic:
                     cluster.load(step.instance_id, stage.role)
                     self._coming(ScaledOut(step.instance_id, now, now + self._load_s(), warm=True), loads=True)
                 case StartNew():
-                    new.append(cluster.ask_for_one_more(now, stage.role))
+                    new.append(cluster.ask_for_one_more(now, stage.role, step.like))
                     started = ScaledOut(new[-1], now, now + self.settings.start_s + self._load_s(), warm=False)
                     self._coming(started, loads=True, wait_s=self.settings.start_s)
                 case Undrain() if step.instance_id in self._switching:
@@ -328,6 +334,8 @@ class Elastic:
         for name in end_drained(self._run, now, self._run.cluster.draining, self._falling_asleep):
             self._falling_asleep.pop(name, None)
             role = self._switching.pop(name, None)
+            if name not in self._run.cluster.asleep and (role is None or name in self._removed):
+                self._stopped[name] = Role(self._run.cluster.role_of(name))
             if role is not None and name not in self._removed:
                 again = self._run.cluster.ask_for_one_more(now, Role(role))
                 self._bring_up_later(again, now + self.settings.switch_s)

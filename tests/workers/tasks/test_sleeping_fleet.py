@@ -14,10 +14,10 @@ from django.utils import timezone
 from api.openai import status
 from controller.core.snapshot import ModelConfig
 from controller.core.types import InstanceSpec, LatencyCoefficients
-from controller.models import Action, Instance
-from controller.services.actors import SYSTEM
+from controller.models import Action, Device, Host, Instance
+from controller.services.actors import RECONCILER, SCALER, SYSTEM, Actor
 from controller.services.fleet.actions import action_end, action_lease, first_served_watch
-from controller.services.fleet.instances import instance_observe, instance_register
+from controller.services.fleet.instances import instance_drain, instance_observe, instance_register, instance_stop
 from controller.services.fleet.scaling_policies import scaling_policy_update
 from controller.services.fleet.sleeping import sleep_order, wake_order
 from tests.api.openai.gateways import TestBed, completion, snapshot
@@ -103,6 +103,77 @@ def test_a_sleeper_is_woken_once_a_request_was_refused_that_only_it_can_keep(pol
     assert (decision.kind, decision.reason) == ("scale_out", "needed_asleep")
     assert decision.outcome == {"started": ["e2"], "woken": {"e2": {"level": 1}}}
     assert Instance.objects.get(pk="e2").weights == "loading"
+
+
+def gone(instance_id):
+    """As the reconciler would end its drain."""
+    instance_stop(actor=RECONCILER, instance_id=instance_id)
+    instance_observe(instance_id=instance_id, observed_state=Instance.Observed.STOPPED)
+
+
+def test_one_like_a_stopped_instance_is_started_once_a_request_was_refused_that_only_it_could_keep(policy, two):
+    """From the scale-in to the gateway's answer and the order. A third instance that came later is the pattern of all
+    others."""
+    before, after = asyncio.run(after_a_refusal())
+    idle = fleet(0.05, *two)
+    idle[0]["instances"][0]["running"] = 7
+    assert tick(policy, idle).inputs["instance"] == "e2"
+    gone("e2")
+    assert tick(policy, [before]) is None
+    decision = tick(policy, [after])
+    assert (decision.kind, decision.reason, decision.outcome["like"]) == ("scale_out", "needed_stopped", ["e2"])
+    new = Instance.objects.get(pk=decision.outcome["started"][0])
+    assert (new.desired_state, new.spec["seed"]) == ("running", 2)
+    tick(policy, [after])
+    assert Instance.objects.count() == 3
+
+
+@pytest.mark.parametrize("by", ["a person", "a person after the scaler", "nobody"])
+def test_one_that_a_person_stopped_stays_away(policy, two, by):
+    _, after = asyncio.run(after_a_refusal())
+    if by == "a person":
+        instance_drain(actor=SYSTEM, instance_id="e2")
+        gone("e2")
+    elif by == "a person after the scaler":
+        instance_drain(actor=SCALER, instance_id="e2")
+        instance_stop(actor=Actor.person("eve"), instance_id="e2")
+        instance_observe(instance_id="e2", observed_state=Instance.Observed.STOPPED)
+    else:
+        instance_observe(instance_id="e2", observed_state=Instance.Observed.FAILED)
+    assert tick(policy, [after]) is None
+    assert Instance.objects.count() == 2
+
+
+def test_none_is_started_where_one_with_the_same_settings_serves(policy, two):
+    """It keeps the targets no better than that one, so the scaler would start one after the other."""
+    _, after = asyncio.run(after_a_refusal())
+    Instance.objects.filter(pk="e1").update(spec=Instance.objects.get(pk="e2").spec)
+    instance_drain(actor=SCALER, instance_id="e2")
+    gone("e2")
+    assert tick(policy, [after]) is None
+
+
+def test_none_is_started_without_a_free_device(policy, two):
+    _, after = asyncio.run(after_a_refusal())
+    host = Host.objects.create(name="h")
+    Device.objects.create(host=host, index=0, kind="gpu", memory_bytes=1)
+    Instance.objects.filter(pk="e2").update(host=host, device_kind="gpu", tp=2)
+    instance_drain(actor=SCALER, instance_id="e2")
+    gone("e2")
+    assert tick(policy, [after]) is None
+    Device.objects.create(host=host, index=1, kind="gpu", memory_bytes=1)
+    assert tick(policy, [after]).reason == "needed_stopped"
+
+
+def test_a_drain_is_taken_back_once_a_request_was_refused_that_only_it_could_keep(policy, two):
+    """The gateway lets it finish and names it."""
+    _, after = asyncio.run(after_a_refusal())
+    instance_drain(actor=SCALER, instance_id="e2")
+    (e1,) = after["instances"]
+    after["instances"].append({**e1, "id": "e2", "state": "draining", "needed": True})
+    decision = tick(policy, [after])
+    assert (decision.reason, decision.inputs["instance"]) == ("needed_draining", "e2")
+    assert Instance.objects.get(pk="e2").desired_state == "running"
 
 
 def test_somebody_elses_vllm_that_sleeps_can_be_woken(policy, two):

@@ -104,6 +104,66 @@ def test_it_is_woken_once_requests_need_it_though_load_is_low(fast):
     assert slept[0][0] < 60 < at < slept[1][0]
 
 
+@pytest.mark.parametrize(("fast", "gateways"), [(0, 1), (1, 1), (0, 3)], ids=["first", "second", "three gateways"])
+def test_one_like_it_is_started_once_requests_need_it_though_load_is_low(fast, gateways):
+    """It was stopped, and a new instance would be like the first of the settings, which is the slow one in one case."""
+    instances = (FAST, SLOW) if fast == 0 else (SLOW, FAST)
+    scaling = ElasticSettings(ONE_OR_TWO, start_s=3.0)
+    demands = sorted([*loose(0, 200), *tight(60, 100)], key=lambda demand: demand.at)
+    result = simulate(demands, instances=instances, gateways=gateways, elastic=scaling)
+    stopped = [(d.at, d.figures["instance"]) for d in result.decisions if d.kind == "scale_in"]
+    ((at, reason, figures),) = [(d.at, d.reason, d.figures) for d in result.decisions if d.kind == "scale_out"]
+    assert (reason, figures["like"]) == ("needed_stopped", f"engine-{fast}")
+    assert 60 <= at <= 62
+    assert not any(each.attained for each in of(result, "tight", 0, at))
+    after = of(result, "tight", start_s=at + scaling.start_s + 3.0)
+    assert len(after) >= 30
+    assert {each.instance for each in after} == {figures["started"]}
+    assert all(each.attained for each in [*after, *of(result, "loose", start_s=at + 10.0)])
+    assert [name for _, name in stopped] == [f"engine-{fast}", f"engine-{1 - fast}"]
+    assert stopped[0][0] < 60 < at < stopped[1][0]
+
+
+@pytest.mark.parametrize("fast", [0, 1], ids=["first", "second"])
+def test_its_drain_is_taken_back_where_requests_need_it(fast):
+    """Each of the two has a long answer to finish."""
+    instances = (FAST, SLOW) if fast == 0 else (SLOW, FAST)
+    patient = Targets(5.0, 0.3, None, 300.0)
+    long = [Demand(f"long{i}", 0.2 + i / 100, 400, 4000, patient, "long", max_tokens=4000) for i in range(2)]
+    result = run([*long, *loose(0, 60), *tight(30, 45)], instances, start_s=3.0)
+    drained, taken_back = [d for d in result.decisions if d.kind in ("scale_in", "scale_out")][:2]
+    assert (drained.kind, drained.figures["instance"]) == ("scale_in", f"engine-{fast}")
+    assert (taken_back.reason, taken_back.figures["instance"]) == ("needed_draining", f"engine-{fast}")
+    assert drained.at < 30 <= taken_back.at <= 32
+    after = of(result, "tight", start_s=taken_back.at + 1)
+    assert len(after) >= 12
+    assert all(each.attained and each.instance == f"engine-{fast}" for each in after)
+
+
+@pytest.mark.parametrize("fast", [1, 2], ids=["first", "second"])
+def test_one_like_it_is_started_for_its_pace(fast):
+    """A step of decode takes 12 ms there and 48 at the other, and from 60 s on answers are allowed 25."""
+    decoders = [replace(each, role="decode") for each in ((FAST, SLOW) if fast == 1 else (SLOW, FAST))]
+    paced = [
+        replace(each, id=f"paced{each.at}", output_tokens=60, max_tokens=60, targets=Targets(5.0, 0.025, None, 20.0))
+        for each in tight(60, 100)
+    ]
+    scaling = ElasticSettings(
+        replace(ONE_OR_TWO, role="prefill", max_instances=1), decode=replace(ONE_OR_TWO, role="decode"), start_s=3.0
+    )
+    demands = sorted([*paced, *loose(0, 120)], key=lambda demand: demand.at)
+    result = simulate(demands, instances=(replace(FAST, role="prefill"), *decoders), elastic=scaling)
+    gone = [d.figures["instance"] for d in result.decisions if d.kind == "scale_in" and d.at < 60]
+    assert gone == [f"engine-{fast}"]
+    ((at, like, new),) = [
+        (d.at, d.figures["like"], d.figures["started"]) for d in result.decisions if d.reason == "needed_stopped"
+    ]
+    assert (60 <= at <= 63, like) == (True, f"engine-{fast}")
+    after = of(result, "paced", start_s=at + scaling.start_s + 3.0)
+    assert len(after) >= 25
+    assert all(each.attained and each.instance == new for each in after)
+
+
 def test_a_client_that_was_refused_is_served_when_it_comes_back():
     """Once a minute, as its refusal says; each time alone, so nothing else keeps the fast one awake."""
     result = run([*loose(0, 260), *tight(60, 61), *tight(120, 121), *tight(180, 181)], (FAST, SLOW), sleep_level=1)
