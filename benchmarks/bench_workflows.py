@@ -3,7 +3,8 @@
 Latency, deadline and compound requests 1:1:1 (`benchmarks.workflows.plan`). A compound request's later calls are sent
 when their parents have answered. Targets are the 95 % points of a light run, as in the paper: TTFT and TBT of latency
 requests, end to end of the others' calls, which is a deadline request's deadline and, times the number of stages, a
-compound request's. The knee is where round robin first drops below 0.9.
+compound request's. The knee is where round robin first drops below 0.9 on the
+compared plans.
 
 `round_robin` and `engine_priority_*`: the client alternates between the servers and sends vLLM's own priority, by
 class, by when a call is due, or by when its whole workflow is due; nothing of Slackline runs. `slackline`,
@@ -33,6 +34,7 @@ import urllib.request
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
+from statistics import median
 from typing import Any
 
 from benchmarks.load.generator import MAX_GAP_S
@@ -79,7 +81,7 @@ from controller.simulator.workloads.concord_mix import KINDS
 RESULTS = Path(__file__).resolve().parents[1] / "docs" / "measurements" / "workflows" / machine_name()
 LIGHT_SHARE = 0.3  # of the estimated knee
 RECORD_SHARE = 2.0  # times the light rate
-LIGHT_SEED, RECORD_SEED, KNEE_SEED, FIRST_SEED = 5000, 5100, 5200, 5300
+LIGHT_SEED, RECORD_SEED, FIRST_SEED = 5000, 5100, 5300
 RECORDED_CALLS, QUICK_RECORDED_CALLS = 4_000, 700
 LIGHT_CUTOFF_S = 180.0  # the light run must be answered whole, on a slow machine too
 WARMING = 6  # workflows that nobody measures
@@ -168,11 +170,14 @@ class WorkflowBench:
             raise RuntimeError(f"{answers} answers were recorded, {LEAST_ANSWERS} are needed: give a higher --recorded")
         self.analyser.wait_recorded(answers)
 
-    def knee(self, start: float, duration_s: float, factor: float) -> float:
+    def knee(self, start: float, duration_s: float, factor: float, seeds: int) -> float:
         def measure(rate: float) -> float:
-            found = self.run(CONTENDERS[0], planned(rate, KNEE_SEED, duration_s), duration_s)
-            note(f"    round robin at {rate:.2f} workflows/s: {found.workflow_attainment:.3f}  {types(found)}")
-            return found.workflow_attainment
+            shares = []
+            for turn in range(seeds):
+                found = self.run(CONTENDERS[0], compared(rate, turn, duration_s), duration_s)
+                note(f"    round robin at {rate:.2f} workflows/s: {found.workflow_attainment:.3f}  {types(found)}")
+                shares.append(found.workflow_attainment)
+            return median(shares)
 
         return find_knee(measure, start, factor)[0]
 
@@ -227,6 +232,11 @@ class WorkflowBench:
         return WorkflowTarget([url], MODEL_NAME, headers, lambda sent: slo_fields(sent, self.targets, name))
 
 
+def compared(rate: float, turn: int, duration_s: float) -> list[PlannedWorkflow]:
+    """The plan of one seed. The same for the knee and all loads, or a knee would be one of other workflows."""
+    return planned(rate, FIRST_SEED + 37 * turn, duration_s, later=True)
+
+
 def types(found: WorkflowScore) -> str:
     return " ".join(f"{kind} {share:.2f}" for kind, share in found.by_type.items())
 
@@ -252,7 +262,7 @@ def compare(
     note(f"{times:g} knees: {rate:.2f} workflows/s")
     scores: dict[str, list[WorkflowScore]] = {each.name: [] for each in contenders}
     for turn in range(seeds):
-        plan = planned(rate, FIRST_SEED + 37 * turn + round(100 * times), load_s, later=True)
+        plan = compared(rate, turn, load_s)
         for contender in in_turn(contenders, turn + round(10 * times)):
             found = bench.run(contender, plan, load_s)
             scores[contender.name].append(found)
@@ -308,7 +318,7 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--targets", help="TTFT, TBT and the deadline of a stage in seconds, instead of a light run's")
     parser.add_argument("--slo-scale", type=float, default=1.0, help="factor on all targets (Concord Fig. 6.9)")
     parser.add_argument("--recorded", type=int, help="calls that the analyser learns from")
-    parser.add_argument("--plugin-order", default="calm", help="of the plug-in's queue")
+    parser.add_argument("--plugin-order", default="s_edf", help="of the plug-in's queue")
     parser.add_argument("--records", type=Path, help="file for the records of all requests through our gateways")
     arguments = parser.parse_args()
     wanted = [name.strip() for name in arguments.contenders.split(",") if name.strip()]
@@ -346,14 +356,14 @@ def measure(bench: WorkflowBench, arguments: argparse.Namespace, quick: bool, st
     gateways = [each for each in contenders if not each.direct]
     if gateways:
         bench.record(RECORD_SHARE * light, arguments.recorded or (QUICK_RECORDED_CALLS if quick else RECORDED_CALLS))
+    seeds = arguments.seeds or (1 if quick else 3)
     # A queue that grows shows late: the knee of short runs is beyond that of long ones.
     knee_s = arguments.seconds or (20.0 if quick else 60.0)
-    knee = arguments.knee or bench.knee(RECORD_SHARE * light, knee_s, 1.4 if quick else 1.2)
+    knee = arguments.knee or bench.knee(RECORD_SHARE * light, knee_s, 1.4 if quick else 1.2, seeds)
     if any(each.analyser for each in gateways):
         bench.analyser.train()
         note(f"analyser: {bench.analyser.judged}")
     loads = arguments.times or (QUICK_TIMES if quick else TIMES)
-    seeds = arguments.seeds or (1 if quick else 3)
     spent_s = time.monotonic() - started
     fits_s = fitting_s(spent_s, len(loads) * len(contenders), TAIL_STAGES * bench.targets.e2e_s) if quick else 60.0
     report: dict[str, Any] = {

@@ -15,6 +15,7 @@ from benchmarks.servers.stack import Stack, StackFleet
 from benchmarks.workflows import analyser
 from benchmarks.workflows.client import CallTiming, WorkflowRun, WorkflowTiming
 from benchmarks.workflows.plan import CONTENDERS
+from benchmarks.workflows.scoring import WorkflowScore
 from tests import factories
 
 ROW = {
@@ -42,6 +43,26 @@ def test_a_slower_fleet_has_a_lower_estimated_knee() -> None:
     assert 0 < bench.estimated_knee(fleet(0.02)) < bench.estimated_knee(fleet(0.01))
     with pytest.raises(ValueError, match="profile"):
         bench.estimated_knee(StackFleet("m", ["a"], "vllm", 32))
+
+
+def test_the_knee_is_that_of_the_compared_plans(monkeypatch: pytest.MonkeyPatch) -> None:
+    """By the median of its seeds. The knee of other workflows says little: a load of 1.3 knees was kept by 0.76 once
+    and that of 1.0 by 0.62."""
+    served = []
+
+    def run(self: bench.WorkflowBench, contender: object, plan: list[object], duration_s: float) -> WorkflowScore:
+        served.append(plan)
+        share = {0: 1.0, 1: 0.95 if len(plan) < 40 else 0.85, 2: 0.0}[(len(served) - 1) % 3]
+        return WorkflowScore(share, {}, 0.0, 0.0, len(plan), {}, 0.0)
+
+    monkeypatch.setattr(bench.WorkflowBench, "run", run)
+    of = object.__new__(bench.WorkflowBench)
+    knee = of.knee(1.0, 20.0, 1.4, seeds=3)
+    assert 1.0 < knee < 3.0
+    at_start = served[:3]
+    served.clear()
+    bench.compare(of, CONTENDERS[:1], 1.0, 1.0, 3, 20.0)
+    assert served == at_start
 
 
 def test_the_table_has_a_line_for_each_contender_of_each_load() -> None:
