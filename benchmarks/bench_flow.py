@@ -3,12 +3,13 @@
 256 servers with 8 ports of 200 Gb/s each. Flows of all stages (reuse, collectives, KV transfers with 100 ms to their
 deadline), Poisson arrivals at half of the ports' capacity, sizes exponential with a mean of 64 MB, senders and
 receivers at random; policy `mfs`, one scheduler for each sending port. Then Alg. 1 over 1,000 batches of 8 requests
-with loads on two ports each, a twentieth of which may be pruned. Then 2,000 transfers/s at a real transfer daemon, from
+with loads on two ports each, a twentieth of which may be pruned, and the coordinator's decision about 1,000 batches as
+its job makes it (benchmarks.flow.pruned_queues). Then 2,000 transfers/s at a real transfer daemon, from
 submit to first permit, and as many lines to a process that echoes them. Then 100 arrivals, each from its event to the
 enforced order of the coordinator of pruning. Goals: 120 s and 2 GB; 50 ms; 1 ms (99th percentile); 250 ms (95th).
 
-QUICK=1: 10,000 flows and 20 arrivals. Last line: JSON with `sim_s`, `sim_peak_mb`, `coordinator_ms`, `permit_p99_ms`,
-`order_p95_ms`.
+QUICK=1: 10,000 flows and 20 arrivals. Last line: JSON with `sim_s`, `sim_peak_mb`, `coordinator_ms`, `links_order_ms`,
+`permit_p99_ms`, `order_p95_ms`.
 """
 
 from __future__ import annotations
@@ -24,6 +25,7 @@ import time
 
 from benchmarks.flow.orders import order_seconds
 from benchmarks.flow.permits import echo_seconds, milliseconds, permit_seconds
+from benchmarks.flow.pruned_queues import REQUESTS, decide_ms
 from benchmarks.servers.engines import prefer
 from controller.flow.batches import Batch, BatchRequest, order_batches
 from controller.flow.flows import FlowStage, MsFlow
@@ -39,6 +41,7 @@ REPORT_S = 0.005
 PERMITS_A_SECOND, PERMITS_S = 2_000.0, 5.0
 ORDERS, QUICK_ORDERS = 100, 20
 BATCHES, BATCH_REQUESTS = 1_000, 8
+QUICK_REQUESTS = 800
 STAGES = (FlowStage.REUSE, FlowStage.COLLECTIVE, FlowStage.KV_TRANSFER)
 
 
@@ -92,7 +95,7 @@ def batches(seed: int) -> list[Batch]:
     return found
 
 
-def coordinate(seed: int, passes: int) -> tuple[float, int]:
+def order_links(seed: int, passes: int) -> tuple[float, int]:
     """Median milliseconds of one order, and how many requests it prunes."""
     waiting = batches(seed)
     bandwidth = {f"{side}{host}": BANDWIDTH for host in range(64) for side in ("out", "in")}
@@ -116,8 +119,11 @@ def main() -> None:
         prefer(os.getpid())  # the daemon is in the same session
     quick = os.environ.get("QUICK", "") not in ("", "0")
     count = QUICK_FLOWS if quick else FLOWS
-    coordinator_ms, pruned = coordinate(args.seed, passes=5)
-    print(f"order between {BATCHES} batches: {coordinator_ms:.1f} ms, {pruned} of {BATCHES * BATCH_REQUESTS} pruned")
+    links_ms, links_pruned = order_links(args.seed, passes=5)
+    print(f"order between {BATCHES} batches on links: {links_ms:.1f} ms, {links_pruned} pruned")
+    decided = decide_ms(args.seed, passes=5, requests=QUICK_REQUESTS if quick else REQUESTS)
+    waiting, batches_of_them = decided.found.waiting, decided.found.batches
+    print(f"decision of the coordinator on {waiting} requests in {batches_of_them} batches: {decided.wall_ms:.1f} ms")
     took, echoed = permit_seconds(PERMITS_A_SECOND, PERMITS_S), echo_seconds(PERMITS_A_SECOND, PERMITS_S)
     permit_ms, echo_ms = ({share: milliseconds(each, share) for share in (50, 99)} for each in (took, echoed))
     print(f"{len(took)} permits at {PERMITS_A_SECOND:g}/s: {permit_ms[50]} ms median, {permit_ms[99]} ms at p99")
@@ -131,8 +137,12 @@ def main() -> None:
     figures = {
         "sim_s": round(sim_s, 2),
         "sim_peak_mb": round(peak_mb),
-        "coordinator_ms": round(coordinator_ms, 2),
-        "pruned": pruned,
+        "coordinator_ms": round(decided.wall_ms, 2),
+        "coordinator_cpu_ms": round(decided.cpu_ms, 2),
+        "batches": batches_of_them,
+        "pruned": len(decided.found.scavengers),
+        "links_order_ms": round(links_ms, 2),
+        "links_pruned": links_pruned,
         "permit_p50_ms": permit_ms[50],
         "permit_p99_ms": permit_ms[99],
         "echo_p50_ms": echo_ms[50],

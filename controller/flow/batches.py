@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import heapq
 import itertools
-import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
@@ -19,8 +18,7 @@ from controller.core.errors import ConfigError
 Load = Mapping[str, float]  # by port
 
 
-@dataclass(frozen=True, slots=True)
-class BatchRequest:
+class BatchRequest(NamedTuple):
     """One request of a batch. `deadline`: of its first token. `load`: by port, such as bytes by link. `value`: worth
     relative to others (not in the paper); of equal loads the one of less value is pruned first."""
 
@@ -72,8 +70,7 @@ def effective_deadline(deadlines: Sequence[float]) -> EffectiveDeadline:
     return EffectiveDeadline(share * ordered[0] + (1 - share) * loose, loose)
 
 
-@dataclass(frozen=True, slots=True)
-class Pruned:
+class Pruned(NamedTuple):
     """A request that was taken out, and the check that asked for it."""
 
     request: str
@@ -227,10 +224,13 @@ class _Candidates:
             for port, load in request.load.items():
                 self.exempt[port] = self.exempt.get(port, 0.0) + load / self._bandwidth[port]
             return
+        number, worth = len(self._entries), -max(request.value, 1e-6)
         for port, load in request.load.items():
             if load > 0:
-                weight = load / max(request.value, 1e-6)
-                heapq.heappush(self._by_port.setdefault(port, []), (-weight, len(self._entries)))
+                heap = self._by_port.get(port)
+                if heap is None:
+                    heap = self._by_port[port] = []
+                heapq.heappush(heap, (load / worth, number))
         self._entries.append((batch, request))
 
     def take(self, port: str) -> tuple[Batch, BatchRequest] | None:
@@ -263,9 +263,10 @@ def _seconds(requests: Sequence[BatchRequest], bandwidth: Mapping[str, float]) -
     total: dict[str, float] = {}
     for request in requests:
         for port, load in request.load.items():
-            if not bandwidth.get(port, 0.0) > 0:
+            rate = bandwidth.get(port, 0.0)
+            if not rate > 0:
                 raise ConfigError(f"port {port!r} has no bandwidth", field="bandwidth")
-            total[port] = total.get(port, 0.0) + load / bandwidth[port]
+            total[port] = total.get(port, 0.0) + load / rate
     return total
 
 
@@ -283,4 +284,4 @@ def _busiest(ahead: Mapping[str, float], own: Mapping[str, float]) -> tuple[str,
 def _subtract(total: dict[str, float], load: Load, bandwidth: Mapping[str, float]) -> None:
     for port, part in load.items():
         left = total.get(port, 0.0) - part / bandwidth[port]
-        total[port] = left if not math.isclose(left, 0.0, abs_tol=1e-9) else 0.0
+        total[port] = left if abs(left) > 1e-9 else 0.0

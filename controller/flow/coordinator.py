@@ -15,6 +15,7 @@ import math
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from operator import attrgetter
 from typing import NamedTuple
 
 from controller.core.errors import ConfigError
@@ -79,7 +80,7 @@ class Coordinator:
         for model, queues in by_model.items():
             if len(waits_at[model]) < LEAST_GATEWAYS:
                 continue
-            rows = sorted((row for queue in queues for row in queue.waiting), key=lambda row: (row.due, row.id))
+            rows = sorted((row for queue in queues for row in queue.waiting), key=attrgetter("due", "id"))
             waiting += len(rows)
             units = _merged(queues)
             if not units or not rows:
@@ -122,9 +123,7 @@ def _trust(unit: PrefillUnit, trust: float) -> float:
 
 
 def _request(row: WaitingPrefill, unit: PrefillUnit) -> BatchRequest:
-    load = {PREFILL: row.prefill_s}
-    if unit.token_rate > 0:
-        load[SLOTS] = row.slot_tokens
+    load = {PREFILL: row.prefill_s, SLOTS: row.slot_tokens} if unit.token_rate > 0 else {PREFILL: row.prefill_s}
     return BatchRequest(row.id, row.due, load, row.exempt, row.value)
 
 

@@ -7,6 +7,7 @@ import pytest
 from benchmarks import bench_flow
 from benchmarks.bench_flow import BATCH_REQUESTS, BATCHES, batches, plan, simulate
 from benchmarks.flow.permits import milliseconds
+from benchmarks.flow.pruned_queues import DROP_BUDGET, decide_ms
 from controller.flow.flows import FlowStage
 
 MEASURED = ("permit_seconds", "echo_seconds", "order_seconds")
@@ -37,7 +38,7 @@ def quick():
 
 def test_its_last_line_has_the_figures_that_are_asked_for(quick):
     told, took = quick
-    asked = ("sim_s", "sim_peak_mb", "permit_p99_ms", "coordinator_ms", "order_p95_ms")
+    asked = ("sim_s", "sim_peak_mb", "permit_p99_ms", "coordinator_ms", "links_order_ms", "order_p95_ms")
     assert all(told[name] > 0.0 for name in asked), told
     assert told["permit_p99_ms"] == milliseconds(took["permit_seconds"], 99)
     assert told["order_p95_ms"] <= 1e3 * took["order_seconds"][-1] + 0.1
@@ -48,6 +49,14 @@ def test_all_stages_are_there_and_only_kv_transfers_have_a_deadline():
     flows = [planned.flow for planned in plan(300, 1)]
     assert {flow.stage for flow in flows} == {FlowStage.REUSE, FlowStage.COLLECTIVE, FlowStage.KV_TRANSFER}
     assert all((flow.deadline is not None) == (flow.stage is FlowStage.KV_TRANSFER) for flow in flows)
+
+
+def test_the_decision_is_timed_on_a_thousand_batches_with_the_settings_of_the_job():
+    found = decide_ms(seed=1, passes=1)
+    assert min(found.wall_ms, found.cpu_ms) > 0.0
+    assert found.found.waiting == 8_000
+    assert 1_000 <= found.found.batches < 1_100
+    assert 0.45 * 8_000 < len(found.found.scavengers) <= DROP_BUDGET * 8_000
 
 
 def test_every_flow_ends():
