@@ -321,8 +321,9 @@ class HostFlow(TypedDict):
 
 class HostFlows(TypedDict):
     """What a transfer daemon schedules. `at`: epoch seconds on the clock that all share. `bandwidth`: bytes/s of each
-    port. `ending`: flows that still follow the previous policy. `flows`: the most urgent of `open`, then the newest
-    that ended."""
+    port. `ending`: flows that still follow the previous policy. `orders`: of the coordinator of pruning by what became
+    of them, as in `OrdersInForce.taken`; daemons of an older release do not say. `flows`: the most urgent of `open`,
+    then the newest that ended."""
 
     host: str
     at: float
@@ -331,4 +332,5 @@ class HostFlows(TypedDict):
     ports: list[PortLoad]
     open: int
     ending: int
+    orders: NotRequired[dict[str, int]]
     flows: list[HostFlow]

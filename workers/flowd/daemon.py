@@ -352,6 +352,7 @@ class FlowDaemon:
         """What the console shows of this host."""
         now = self._now()
         views = [view for gate in self._gates() for view in gate.view(now)]
+        self._orders.end_if_over(now)
         return {
             "host": host,
             "at": 0.0,  # set when it is published
@@ -360,6 +361,7 @@ class FlowDaemon:
             "ports": port_loads(views, self._history.rates(EGRESS.values(), now)),
             "open": len(views),
             "ending": sum(map(len, self._ending)),
+            "orders": dict(self._orders.taken),
             "flows": list(self._history.shown(first(views), now)),
         }
 

@@ -27,7 +27,7 @@ from console.live.ttl_cache import TtlCache
 from console.views.configuration.changes import before_of
 from console.views.editing import Difference, form_page, saved, say_updated, updated, written
 from console.views.paging import numbered_page
-from console.views.traffic.pruning import pruning_context
+from console.views.traffic.pruning import IGNORED, pruning_context
 from controller.core.messages import HostFlow, HostFlows
 from controller.dispatch.policy_sets import ordering_options
 from controller.flow.gate import OFF
@@ -134,6 +134,7 @@ def _host(host: HostFlows, stored: str | None, now: float) -> dict[str, Any]:
         "silent": silent_s > SILENT_S,
         "open": host["open"],
         "ending": host["ending"],
+        "ignored": {outcome: host.get("orders", {}).get(outcome, 0) for outcome in IGNORED},
         "bandwidth": host["bandwidth"],
         "faster": any(port["rate"] > FASTER * host["bandwidth"] for port in host["ports"] if port["port"] == LINK_PORT),
         "ports": [

@@ -107,6 +107,7 @@ async def test_orders_that_are_late_or_out_of_sequence_change_nothing_and_are_co
         await said(redis, 8, "r2", left_s=-0.5)
         await redis._redis.publish(PRUNING_CHANNEL, b'{"sequence": 9}')
         await until_on_loop(lambda: taken(daemon) == {"taken": 1, "out_of_sequence": 2, "late": 1})
+        assert daemon.report("here").get("orders") == taken(daemon)  # for the page Flows
         assert going(daemon) == ["later"]
 
 

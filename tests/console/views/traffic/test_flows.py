@@ -120,6 +120,12 @@ def test_a_daemon_that_has_not_taken_over_the_policy_says_so(viewer, on):
     assert "2 flows still follow the previous policy" in text
 
 
+def test_orders_that_a_daemon_did_not_take_are_counted(viewer, on):
+    assert "that changed nothing" not in shown(viewer)
+    on.host_flows = [host(orders={"taken": 7, "late": 2, "out_of_sequence": 1})]
+    assert "changed nothing since this daemon started: 2 too late, 1 out of sequence." in shown(viewer)
+
+
 def test_a_link_that_is_faster_than_the_daemon_was_told_is_marked(viewer, on):
     assert "FLOW_LINK_GBPS" not in shown(viewer)
     on.host_flows = [host(bandwidth=20e6)]
