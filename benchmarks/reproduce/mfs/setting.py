@@ -139,13 +139,14 @@ EARLIEST = FlowContender("EDF", EarliestDeadline)
 KARUNA = FlowContender("Karuna", Karuna)
 MFS = FlowContender("MFS", DeferAndPromote, ordered=True, budget=BUDGET)
 FREE = FlowContender("links 1,000 times faster", FairSharing, nic_factor=1e3)
-NO_KV = FlowContender("collectives alone", FairSharing, kv_share=1e-3)  # what no order of flows can exceed by much
+NO_KV = FlowContender("collectives alone", FairSharing, kv_share=1e-3)  # under fair sharing: no bound
 BASELINES = (FAIR, SHORTEST, EARLIEST, KARUNA)
+UNPRUNED = FlowContender("MFS without pruning", DeferAndPromote, ordered=True)
 ABLATIONS = (
     FlowContender("MFS without MLU", _without_promotion, ordered=True, budget=BUDGET),
     FlowContender("MFS without RLI", WithoutLayerIndex, ordered=True, budget=BUDGET),
     FlowContender("MFS without RED and pruning", DeferAndPromote),
-    FlowContender("MFS without pruning", DeferAndPromote, ordered=True),
+    UNPRUNED,
 )
 LATE_FIRST = FlowContender(  # as printed
     "MFS, late transfers first", lambda: DeferAndPromote(DeferAndPromote.Config(late="first")), True, BUDGET

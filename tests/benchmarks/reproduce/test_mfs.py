@@ -33,6 +33,7 @@ from benchmarks.reproduce.mfs.setting import (
     PAPER,
     SHAPES,
     SHORTEST,
+    UNPRUNED,
     ClusterSize,
     FlowFigures,
     FlowSetting,
@@ -117,19 +118,25 @@ def test_ratios_of_attainment_and_of_rate():
     assert rate_ratio(of, KARUNA.name, level=0.95) is None
 
 
-def test_a_missed_claim_says_what_collectives_and_kv_beside_them_cost():
+def test_a_missed_claim_says_where_mfs_stands_and_what_links_cost():
     of = {
         FREE.name: {0.1: share(1.0), 0.2: share(0.95)},
         NO_KV.name: {0.1: share(0.99), 0.2: share(0.6)},
         FAIR.name: {0.1: share(0.98), 0.2: share(0.55)},
+        SHORTEST.name: {0.1: share(0.5), 0.2: share(0.5)},
         MFS.name: {0.1: share(0.99), 0.2: share(0.58)},
     }
-    said = headroom(of, [FAIR.name])
-    assert "At load 0.2, where links cost most, collectives cost 35.0 points" in said
-    assert "KV 5.0 under the best of FS." in said
+    names = [FAIR.name, SHORTEST.name]
+    said = headroom(of, names)
+    assert said.startswith("MFS is at the best of FS and SJF or above it at every load. ")
+    assert "At load 0.2, where links cost most, links cost 40.0 points under that best" in said
     assert said.endswith("100.0, 99.0, 98.0 and 99.0 % at load 0.1; 95.0, 60.0, 55.0 and 58.0 % at load 0.2")
-    of[FAIR.name][0.2] = share(0.7)  # better than fair sharing without KV
-    assert "KV 0.0 under the best of FS." in headroom(of, [FAIR.name])
+    of[FAIR.name][0.2] = share(0.7)  # better than fair sharing without KV, so that is no bound
+    said = headroom(of, names)
+    assert said.startswith("MFS is below the best of FS and SJF at load 0.2, by 12.0 points. ")
+    assert "no bound" in said
+    of[UNPRUNED.name] = {0.1: share(0.9), 0.2: share(0.72)}
+    assert "by 12.0 points (72.0 % without pruning). " in headroom(of, names)
 
 
 def test_changes_are_given_from_the_best_baseline_too():
