@@ -339,8 +339,8 @@ draws the same requests for all policies and loads.
 if it is late by less than {tolerance:g} of its target, under every policy, since Karuna ends transfers on their
 deadline. Pruned requests count. At most {budget:.0%} of the requests in the cluster are pruned at once, or {more:.0%}
 where a row says so: the paper leaves the budget open. A pruned request waits beside its batch. Ratios are the
-largest over the loads at which MFS keeps at least {counted:.0%} in time. Each table has a row with no KV on the links,
-about the most that an order of flows could reach, and one with links 1,000 times faster.
+largest over the loads at which MFS keeps at least {counted:.0%} in time. Each table has a row with no KV on the links
+and fair sharing, which is no bound since policies order collectives too, and one with links 1,000 times faster.
 """
 
 
