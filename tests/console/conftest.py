@@ -65,6 +65,7 @@ def nothing_kept(monkeypatch: pytest.MonkeyPatch) -> None:
         instances.POLLED,
         flows.POLLED,
         flows.UNSCHEDULED,
+        flows.LOADS_UNSCHEDULED,
         pruning.LATELY,
         workflows.READ,
         *scaling.POLLED.values(),

@@ -35,7 +35,12 @@ from controller.selectors import catalogue
 from controller.selectors.experiments.traffic import busiest_models
 from controller.selectors.fleet.flow_replay import replay_last_hour
 from controller.selectors.records.unscheduled import WINDOW as LATELY
-from controller.selectors.records.unscheduled import UnscheduledTransfers, unscheduled_lately
+from controller.selectors.records.unscheduled import (
+    UnscheduledLoads,
+    UnscheduledTransfers,
+    loads_unscheduled_lately,
+    unscheduled_lately,
+)
 from controller.selectors.roles import UserRole, role_of
 from controller.services.experiments.previews import WINDOW
 from controller.services.slo.flow_settings import flow_settings_create, flow_settings_update
@@ -83,6 +88,7 @@ def _read() -> Reported:
 
 POLLED: TtlCache[Reported] = TtlCache(SHARED_S)
 UNSCHEDULED: TtlCache[Sequence[UnscheduledTransfers]] = TtlCache(SILENT_S)
+LOADS_UNSCHEDULED: TtlCache[Sequence[UnscheduledLoads]] = TtlCache(SILENT_S)
 
 
 @require_GET
@@ -158,11 +164,18 @@ def _row(host: HostFlows, flow: HostFlow) -> dict[str, Any]:
 
 
 def _unscheduled() -> dict[str, Any]:
-    """KV transfers that went unscheduled, by why."""
+    """KV transfers and weight loads that went unscheduled, by why."""
     found = UNSCHEDULED.get(lambda: unscheduled_lately(timezone.now()))
     rows = [{"why": unscheduled_in_words(each.reason), "each": each} for each in found]
     total = sum(each.transfers for each in found)
-    return {"minutes": round(LATELY.total_seconds() / 60), "transfers": total, "rows": rows}
+    loads = LOADS_UNSCHEDULED.get(lambda: loads_unscheduled_lately(timezone.now()))
+    return {
+        "minutes": round(LATELY.total_seconds() / 60),
+        "transfers": total,
+        "rows": rows,
+        "loads": sum(each.loads for each in loads),
+        "load_rows": [{"why": unscheduled_in_words(each.reason), "each": each} for each in loads],
+    }
 
 
 def _replayed() -> dict[str, Any]:

@@ -14,7 +14,7 @@ from django.utils import timezone
 
 from console.views.traffic.flows import PAGE_ROWS
 from controller.core.types import RequestRecord
-from controller.models import Decision, FlowSettings, KvTransfer
+from controller.models import Action, Decision, FlowSettings, KvTransfer, Transfer
 from controller.services.slo.flow_settings import flow_settings_create
 from controller.wording.values import ORDERING_WORDS
 from tests import factories
@@ -209,6 +209,25 @@ def test_it_says_how_many_transfers_went_unscheduled_and_why(viewer, on):
         in text
     )
     assert '(newest: <a class="mono" href="/requests/req-2/">req-2</a>); no transfer daemon was running, 1' in text
+    assert "stopped responding" not in text
+
+
+def test_it_says_how_many_weight_loads_went_unscheduled_and_why(viewer, on):
+    action = Action.objects.create(
+        kind="weights_load", instance=factories.instance(), actor_type="job", actor="a", created_at=timezone.now(),
+    )  # fmt: skip
+    for number, (flow, ago_s) in enumerate(
+        [("lost", 60.0), ("lost", 30.0), ("scheduled", 30.0), ("", 30.0), ("silent", 700.0)], start=1
+    ):
+        Transfer.objects.create(
+            action=action, source_kind="engine", source="e0", target=f"e{number}", attempt=number, bytes=1, seconds=1.0,
+            flow=flow, state=Transfer.State.DONE, recorded_at=timezone.now() - timedelta(seconds=ago_s),
+        )  # fmt: skip
+    text = shown(viewer)
+    assert (
+        "In the last 10 minutes 2 weight loads went unscheduled: the connection to the transfer daemon was lost, 2 "
+        '(newest: of <span class="mono">e2</span>).'
+    ) in text
     assert "stopped responding" not in text
 
 
