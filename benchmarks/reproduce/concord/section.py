@@ -84,7 +84,7 @@ OWN_PARTS = (
     ablation.PART,
     chance.PART,
     trained_systems.PART,
-    trained_sensitivity.PART,
+    *trained_sensitivity.PARTS,
 )
 PARTS = (*OWN_PARTS, agents.PART)  # the last one needs a trace that is not shipped
 
@@ -112,8 +112,8 @@ def reproduce(progress: Progress, quick: bool, parts: Sequence[str] = OWN_PARTS,
         made.append(chance.reproduce(quick, progress))
     if trained_systems.PART in parts:
         made.append(trained_systems.reproduce(quick, progress))
-    if trained_sensitivity.PART in parts:
-        made.append(trained_sensitivity.reproduce(quick, progress))
+    if any(part in trained_sensitivity.PARTS for part in parts):
+        made.append(trained_sensitivity.reproduce(quick, progress, parts))
     if agents.PART in parts and traces is not None:
         made.append(agents.reproduce(traces, quick, progress))
     return replace(

@@ -11,6 +11,7 @@ from benchmarks.reproduce.concord.lab import AUTELLIX, CONCORD, LTR, MIX, SARATH
 from controller.simulator.workloads.concord_mix import ConcordMix, calls_each
 
 RATE, SEED = 4.0, 8
+FIGURES = ("Fig. 6.9", "Fig. 6.10", "Fig. 6.8")
 OTHERS = (LTR.name, AUTELLIX.name, SARATHI.name)
 MIXES = {
     "1:1:1": (1.0, 1.0, 1.0),
@@ -55,12 +56,17 @@ def sensitivity(lab: Runner, quick: bool) -> tuple[list[Claim], list[Table]]:
     return claims(lab, base), made
 
 
-def tables(lab: Runner, base: Case, calms: Sequence[str] = (CONCORD.name,)) -> list[Table]:
-    """Figures 6.8 to 6.10 with the programs of `base` on each engine. `calms`: forms of CALM, by their names."""
+def tables(lab: Runner, base: Case, calms: Sequence[str] = (CONCORD.name,),
+           figures: Sequence[str] = FIGURES) -> list[Table]:  # fmt: skip
+    """Of these figures, with the programs of `base` on each engine. `calms`: forms of CALM, by their names."""
+    told = {
+        "Fig. 6.9": ("Figure 6.9: SLO tightness", "all targets times", tightness(base)),
+        "Fig. 6.10": ("Figure 6.10: composition", "mix (rate of equal work)", compositions(base)),
+        "Fig. 6.8": ("Figure 6.8: replicas (rate grows with them)", "engines", replicas(base, lab.quick)),
+    }
     return [
-        _table(lab, "Figure 6.9: SLO tightness", "all targets times", base, tightness(base), calms),
-        _table(lab, "Figure 6.10: composition", "mix (rate of equal work)", base, compositions(base), calms),
-        _table(lab, "Figure 6.8: replicas (rate grows with them)", "engines", base, replicas(base, lab.quick), calms),
+        _table(lab, title, what, base, cases, calms)
+        for title, what, cases in (told[each] for each in FIGURES if each in figures)
     ]
 
 
@@ -121,7 +127,8 @@ def _errors(lab: Runner, base: Case) -> Table:
     )
 
 
-def claims(lab: Runner, base: Case, calm: str = CONCORD.name, why: Why | None = None) -> list[Claim]:
+def claims(lab: Runner, base: Case, calm: str = CONCORD.name, why: Why | None = None,
+           figures: Sequence[str] = FIGURES) -> list[Claim]:  # fmt: skip
     """From the runs of the tables. `why`: the reason of what is missed, in place of one that holds of any analyser."""
 
     def times(case: Case, others: Sequence[str]) -> float:
@@ -135,14 +142,13 @@ def claims(lab: Runner, base: Case, calm: str = CONCORD.name, why: Why | None = 
         )
 
     mixed, tight = compositions(base), tightness(base)
-    sarathi = min(times(case, (SARATHI.name,)) for case in tight.values())
     two, latency = ({name: mixed[name]} for name in ("1 latency : 2 deadline", "latency only"))
     found = [
         ("Fig. 6.8", "token goodput over the best baseline, replicas, lowest (factor; the paper: 1.34)", 1.34,
          replicas(base, lab.quick), "engines:", OTHERS, LOAD),
         ("Fig. 6.9", "token goodput over the best baseline, SLOs 0.8 to 1.5, lowest (factor; the paper: 2.3)", 2.3,
          tight, "all targets times", OTHERS,
-         f"lowest at 1.5 times the targets, where the same load is lighter; over Sarathi-Serve {sarathi:.2f}. {LOAD}"),
+         "lowest at 1.5 times the targets, where the same load is lighter; over Sarathi-Serve {sarathi:.2f}. " + LOAD),
         ("Fig. 6.10", "token goodput over the best baseline, 33 % latency, 66 % deadline (factor; the paper: 1.8)", 1.8,
          two, "mix", OTHERS, SINGLES),
         ("Fig. 6.10", "token goodput over Sarathi-Serve, latency-sensitive only (factor; the paper: 1.72)", 1.72,
@@ -154,6 +160,8 @@ def claims(lab: Runner, base: Case, calm: str = CONCORD.name, why: Why | None = 
     )
     made = []
     for figure, claim, theirs, cases, what, others, reason in found:
+        if figure not in figures:
+            continue
         worst = min(cases, key=lambda label: times(cases[label], others))
         ours = times(cases[worst], others)
         reached = None if others is OTHERS and undecided(cases.values()) else ours >= theirs
@@ -162,7 +170,8 @@ def claims(lab: Runner, base: Case, calm: str = CONCORD.name, why: Why | None = 
         elif why is not None and not reached:
             told = why(calm, f"{what} {worst}", cases[worst], others)
         else:
-            told = "" if reached else reason
+            sarathi = min(times(case, (SARATHI.name,)) for case in cases.values())
+            told = "" if reached else reason.format(sarathi=sarathi)
         made.append(Claim("concord", figure, claim, theirs, round(ours, 3), reached, setting, [SEED], told))
     return made
 

@@ -4,11 +4,12 @@ goodput weighed by chance, against the baselines at their best settings of the s
 The cases of Figures 6.8 to 6.10 are those of part `systems`, with its programs and seed; Figure 6.2 has fewer programs.
 Each composition, tightness, rate and number of engines has an analyser of its own, trained on other seeds of it. Why a
 claim is missed is said by more runs of its worst case: of CALM with the oracle's giving-up rule, and of the oracle.
+Each figure is a part of its own, so that one can be run again alone; what several figures share is run once.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 from benchmarks.reproduce.claims import CHANGED, PRINTED, Claim, Progress, Section, Table, Value
@@ -22,40 +23,58 @@ from benchmarks.reproduce.concord.sweep import stored_best
 from benchmarks.reproduce.concord.trained import exchanged
 from controller.simulator.workloads.analyser import GIVING_UP
 
-PART = "trained_sensitivity"
+REQUESTS = "trained_requests"
+PARTS: Mapping[str, str] = {  # with their figures
+    REQUESTS: "Fig. 6.2",
+    "trained_slos": "Fig. 6.9",
+    "trained_mixes": "Fig. 6.10",
+    "trained_replicas": "Fig. 6.8",
+}
 PROGRAMS, SEEDS = 600, (1, 2)  # of Figure 6.2; the others have as many programs, and the seed of part `systems`
 CALMS = (TRAINED, CHANCE)
 OTHERS = sensitivity.OTHERS
 
 
-def reproduce(quick: bool, progress: Progress) -> Section:
-    """Raises RuntimeError where the baselines' sweep or the oracle's is not stored."""
+def reproduce(quick: bool, progress: Progress, parts: Sequence[str] = tuple(PARTS)) -> Section:
+    """Some of PARTS. Raises RuntimeError where the baselines' sweep or the oracle's is not stored."""
     systems = [*CALMS, *(stored_best(name) for name in OTHERS)]
     lab = Lab({system.name: system for system in systems}, quick, progress)
     programs, seeds = (60, SEEDS[:1]) if quick else (PROGRAMS, SEEDS)
     base = Case(sensitivity.RATE, programs, sensitivity.SEED)
-    tables = [requests_table(lab, programs, seeds), *sensitivity.tables(lab, base, [calm.name for calm in CALMS])]
-    claims = [_told(calm, claim) for calm in CALMS for claim in _claims(lab, calm, base, seeds)]
-    return Section(
-        "concord", "", claims, [replace(each, title=f"Trained analyser, {each.title}", part=PART) for each in tables]
-    )
+    causes = Causes(lab, CALMS)
+    claims: list[Claim] = []
+    tables: list[Table] = []
+    for part, figure in PARTS.items():
+        if part not in parts:
+            continue
+        if part == REQUESTS:
+            made = [(calm, requests_claim(lab, calm, programs, seeds)) for calm in CALMS]
+            shown = [requests_table(lab, programs, seeds)]
+        else:
+            made = [
+                (calm, claim) for calm in CALMS for claim in sensitivity.claims(lab, base, calm.name, causes, [figure])
+            ]
+            shown = sensitivity.tables(lab, base, [calm.name for calm in CALMS], [figure])
+        claims += [_told(calm, claim, part) for calm, claim in made]
+        tables += [replace(each, title=f"Trained analyser, {each.title}", part=part) for each in shown]
+    return Section("concord", "", claims, tables)
 
 
-def _claims(lab: Lab, calm: System, base: Case, seeds: Sequence[int]) -> list[Claim]:
-    setting = f"{HEADLINE:g} programs/s on one engine, {base.programs} programs a seed"
-    requests = request_goodput(lab, calm.name, base.programs, seeds, setting)
-    if not requests.reached:
-        case = Case(HEADLINE, base.programs, seeds[0])
-        own, ltr = lab.figures(calm.name, told_requests(base.programs, seeds[0])), lab.figures(LTR.name, case)
-        requests = replace(requests, reason=f"{requests.reason}. {both_kept(own, LTR.name, ltr, f'seed {seeds[0]}')}")
-    return [requests, *sensitivity.claims(lab, base, calm.name, Causes(lab, CALMS))]
+def requests_claim(lab: Lab, calm: System, programs: int, seeds: Sequence[int]) -> Claim:
+    setting = f"{HEADLINE:g} programs/s on one engine, {programs} programs a seed"
+    found = request_goodput(lab, calm.name, programs, seeds, setting)
+    if found.reached:
+        return found
+    own = lab.figures(calm.name, told_requests(programs, seeds[0]))
+    ltr = lab.figures(LTR.name, Case(HEADLINE, programs, seeds[0]))
+    return replace(found, reason=f"{found.reason}. {both_kept(own, LTR.name, ltr, f'Seed {seeds[0]}')}")
 
 
-def _told(calm: System, claim: Claim) -> Claim:
+def _told(calm: System, claim: Claim, part: str) -> Claim:
     changed = calm is CHANCE
     told = "trained analyser, goodput weighed by chance" if changed else "trained analyser"
     return replace(
-        claim, claim=f"{told}: {claim.claim}", part=PART, verdict=CHANGED if changed else PRINTED, analyser="trained"
+        claim, claim=f"{told}: {claim.claim}", part=part, verdict=CHANGED if changed else PRINTED, analyser="trained"
     )
 
 

@@ -2,7 +2,7 @@
 and with goodput weighed by chance, against the baselines at their best settings of the stored sweep.
 
 Baselines read no analyser; LTR keeps its own ranking error. Smaller than part `systems`: fewer programs, rates and
-seeds. Figures 6.2 and 6.8 to 6.10 are in part `trained_sensitivity`.
+seeds. Figures 6.2 and 6.8 to 6.10 are in parts of their own (`trained_sensitivity.py`).
 """
 
 from __future__ import annotations
