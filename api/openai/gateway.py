@@ -434,8 +434,12 @@ class Gateway:
             raise
 
     def _tell(self, in_flight: InFlightRequest, record: RequestRecord) -> None:
-        """A request that was let in has ended: its workflow is told, and the answer of a step is kept."""
+        """A request that was let in has ended: its workflow is told, the answer of a step is kept, and one that was cut
+        judges the bounds that it went beyond."""
         answered = record.outcome == Outcome.OK.value
+        if not answered and in_flight.sends and not in_flight.follows and in_flight.foretold is not None:
+            request = in_flight.request
+            self.answer_lengths.cut_off(request.model, in_flight.foretold, record.output_tokens, in_flight.judging)
         if in_flight.timed:
             tokens = record.output_tokens if record.attempts else 0  # else another request has them
             self.workflows.ended(
@@ -458,9 +462,14 @@ class Gateway:
         if in_flight.foretold is not None:
             kind = (request.tenant, request.slo_class, request.model)
             most = min(request.max_tokens or math.inf, in_flight.context_tokens - record.prompt_tokens)
-            ended = record.output_tokens < most
-            lengths = self.answer_lengths
-            lengths.observe(kind, request.workflow, in_flight.foretold, record.output_tokens, ended=ended)
+            self.answer_lengths.observe(
+                kind,
+                request.workflow,
+                in_flight.foretold,
+                record.output_tokens,
+                ended=record.output_tokens < most,
+                again=in_flight.judging,
+            )
         model = self.named_models.get(request.model)
         if in_flight.text.chars and in_flight.usage is not None and model is not None:
             expected = request.prompt_tokens + request.shared_tokens

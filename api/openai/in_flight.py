@@ -26,7 +26,7 @@ from api.openai.protocol.translation import Translation
 from controller.core.decisions import Decision
 from controller.core.kv_links import KvMoved
 from controller.core.types import Request
-from controller.predict.answer_lengths import Foretold
+from controller.predict.answer_lengths import AnswerBounds, Foretold
 from controller.predict.lengths import NO_TEXT, PromptText
 from workers.backends.base import (
     MOST_TOLD_TOKENS,
@@ -71,6 +71,7 @@ class InFlightRequest:
         "foretold",
         "head",
         "instance",
+        "judging",
         "keep_usage",
         "key_id",
         "moved",
@@ -127,7 +128,8 @@ class InFlightRequest:
         self.request = request
         self.foretold = foretold  # of the length of its answer, at its arrival
         self.refine_at = math.inf if foretold is None or foretold.bounds is None else REFINE_TOKENS  # tokens out
-        self.refined: tuple[int, int, int] | None = None  # tokens out, and the bounds that were predicted then
+        self.refined: AnswerBounds | None = None  # the last ones that were predicted while it runs
+        self.judging: tuple[AnswerBounds, ...] = ()  # those that will judge the forest, see `with_bounds`
         self.head = head
         self.send = send
         self.arrived_wall = arrived_wall
@@ -147,9 +149,7 @@ class InFlightRequest:
         self.branch_of = ""  # whose checkpoint it goes on from
         self.key_id, self.salt = 0, b""  # of the API key that it came with; of its tenant, for engines' prefix caches
         self.started = self.over = False
-        self.instance = self.prefill_instance = (
-            ""  # prefill: where its KV was computed, once decode is placed elsewhere
-        )
+        self.instance = self.prefill_instance = ""  # prefill: where its KV was computed, if it decodes elsewhere
         self.moved: KvMoved | None = None  # how that KV came, as its decode engine measured it
         self.task: asyncio.Task[None] | None = None  # relays its answer
         self.prefill: asyncio.Task[None] | None = None  # its prefill stage, while that runs

@@ -199,7 +199,7 @@ def _lengths(in_flight: InFlightRequest) -> dict[str, Any]:
         "length_features": list(foretold.features),
         "length_bounds": list(foretold.bounds or ()),
         "length_version": foretold.version,
-        "refined_bounds": None if in_flight.refined is None else list(in_flight.refined),
+        "refined_bounds": None if in_flight.refined is None else list(in_flight.refined[:3]),
     }
 
 

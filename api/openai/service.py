@@ -24,7 +24,7 @@ from api.openai.state.snapshot import ConfigStore, SnapshotFile, SnapshotSource
 from api.openai.state.spool import Spool
 from controller.core.messages import GRAPHS, LENGTHS
 from controller.core.types import RequestRecord
-from controller.predict.answer_lengths import Hits, VersionOutcome
+from controller.predict.answer_lengths import PRODUCED, VersionOutcome
 from workers.http.outbound import connector
 from workers.http.protocol import ConnectionBook
 from workers.live import LiveState, LiveUnavailable, follow
@@ -180,17 +180,18 @@ class GatewayService:
         lengths = None if self.gateway is None else self.gateway.answer_lengths
         if lengths is None:
             return []
-        version, level = "Version of the length forest in force.", "At which its upper bound is asked."
-        judged = "Answers that judged the upper bound of the version in force, by whether it covered them."
+        version, level = "Version of the length forest in force.", "At which its upper bound is asked, by tokens out."
+        judged = "Answers that judged the upper bound of the version in force, by tokens out and if it covered them."
         gauges: list[status.Gauge] = []
         for model, each in sorted(lengths.in_force.items()):
-            hits = lengths.hits.get(model, Hits(0, 0))
-            gauges += [
-                ("length_version", version, {"model": model}, each.version),
-                ("length_level", level, {"model": model}, lengths.level(model)),
-                ("length_bounds", judged, {"model": model, "covered": "yes"}, hits.covered),
-                ("length_bounds", judged, {"model": model, "covered": "no"}, hits.answers - hits.covered),
-            ]
+            gauges.append(("length_version", version, {"model": model}, each.version))
+            for out in PRODUCED:
+                hits, about = lengths.hits(model, out), {"model": model, "tokens_out": str(out)}
+                gauges += [
+                    ("length_level", level, about, lengths.level(model, out)),
+                    ("length_bounds", judged, about | {"covered": "yes"}, hits.covered),
+                    ("length_bounds", judged, about | {"covered": "no"}, hits.answers - hits.covered),
+                ]
         refused = "1 while the newest length forest of a model is not used."
         return gauges + [("length_version_refused", refused, {"model": model}, 1) for model in self._forests.refused]
 

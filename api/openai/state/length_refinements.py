@@ -10,7 +10,7 @@ from api.openai.runtime import Runtime
 from api.openai.state.bounds_teller import BoundsTeller
 from api.openai.state.offloop import Busy, OffLoop
 from controller.core import events as ev
-from controller.predict.answer_lengths import AnswerLengths, Foretold
+from controller.predict.answer_lengths import AnswerBounds, AnswerLengths, Foretold, with_bounds
 
 PERIOD_S = 0.25
 BATCH_S = 5.0  # a batch takes milliseconds
@@ -27,7 +27,8 @@ class RunningAnswer(NamedTuple):
 
 class LengthRefinements:
     """Takes what the runtime lists, and tells its scheduler the new bounds, with the next events that come anyway, and
-    the engines that run the answers. Its record keeps the last ones."""
+    the engines that run the answers. Its record keeps the last ones; the first ones of each count of tokens out judge
+    the forest once the answer has ended."""
 
     def __init__(self, lengths: AnswerLengths, runtime: Runtime) -> None:
         self._lengths = lengths
@@ -57,12 +58,12 @@ class LengthRefinements:
         for each, found in zip(batch, bounds, strict=True):
             running = self._runtime.requests.get(each.request_id)
             if found is not None and running is not None:
-                running.refined = (each.produced, *found)
-                self._runtime.tell(ev.AnswerBounded(each.request_id, found[1]))
-                self._engines.add(running.instance, each.request_id, found)
+                running.refined, running.judging = found, with_bounds(running.judging, found)
+                self._runtime.tell(ev.AnswerBounded(each.request_id, found.upper))
+                self._engines.add(running.instance, each.request_id, (found.lower, found.upper))
         self._engines.send()
 
-    def _bounds(self, batch: Sequence[RunningAnswer]) -> list[tuple[int, int] | None]:
+    def _bounds(self, batch: Sequence[RunningAnswer]) -> list[AnswerBounds | None]:
         return [self._lengths.bounds_again(each.model, each.foretold, each.produced) for each in batch]
 
     def close(self) -> None:

@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 
 from controller.core.errors import ConfigError
 from controller.core.estimates import LengthBound
-from controller.predict.answer_lengths import AnswerLengths, Foretold, Kind, LengthsInForce
+from controller.predict.answer_lengths import AnswerBounds, AnswerLengths, Foretold, Kind, LengthsInForce, with_bounds
 from controller.predict.foresight import REFINED_EVERY, KnownLength
 from controller.predict.length_forest import LengthForest
 from controller.predict.pattern_graphs import Call, GraphSet, Level, kind_of
@@ -43,10 +43,11 @@ class TrainedAnalyser:
 
 @dataclass(slots=True)
 class ForestBounds:
-    """Bounds of one answer, asked again every 50 tokens at the level that holds then."""
+    """Bounds of one answer, asked again every 50 tokens at the level that holds then. `judging`: see `with_bounds`."""
 
     lengths: AnswerLengths
     foretold: Foretold
+    judging: tuple[AnswerBounds, ...] = ()
     _known: int = field(default=-1, init=False)
     _bounds: tuple[int, int] = field(default=(1, 1), init=False)
 
@@ -61,8 +62,13 @@ class ForestBounds:
         if known != self._known:
             self._known = known
             at = known * REFINED_EVERY
-            found = self.foretold.bounds if not at else self.lengths.bounds_again(MODEL, self.foretold, at)
-            self._bounds = found or (at + 1, at + 1)
+            if not at:
+                self._bounds = self.foretold.bounds or (1, 1)
+                return self._bounds
+            found = self.lengths.bounds_again(MODEL, self.foretold, at)
+            self._bounds = (at + 1, at + 1) if found is None else (found.lower, found.upper)
+            if found is not None:
+                self.judging = with_bounds(self.judging, found)
         return self._bounds
 
 
@@ -102,7 +108,7 @@ class Trained:
         self.lengths = AnswerLengths()
         self.lengths.take({MODEL: LengthsInForce(1, trained.forest)})
         self._seen: dict[str, _Seen] = {}
-        self._foretold: dict[str, Foretold] = {}
+        self._bounds: dict[str, ForestBounds] = {}  # by call
 
     @property
     def learns(self) -> bool:
@@ -113,7 +119,7 @@ class Trained:
         return self.trained.optimism
 
     def length(self, call_id: str, output_tokens: int, program: Program) -> LengthBound:
-        return ForestBounds(self.lengths, self._foretold[call_id])
+        return self._bounds[call_id]
 
     def begins(self, program: Program, stage: int, at: float) -> None:
         seen = self._seen.setdefault(program.id, _Seen())
@@ -122,7 +128,8 @@ class Trained:
         for index, call in enumerate(program.stages[stage].calls):
             call_id = f"{program.id}/{stage}.{index}"
             workflow = "" if program.single else program.id
-            self._foretold[call_id] = self.lengths.foretell(_kind(program), workflow, call.prompt_tokens, None)
+            foretold = self.lengths.foretell(_kind(program), workflow, call.prompt_tokens, None)
+            self._bounds[call_id] = ForestBounds(self.lengths, foretold)
             seen.calls[call_id] = Call(kind, at, None, call.prompt_tokens, 0)
         if not program.single:
             self._match(program, seen)
@@ -155,7 +162,8 @@ class Trained:
         if seen is None:
             return 1.0  # before it arrived, when nobody asks for it yet
         known = sum(
-            call.input_tokens + (call.output_tokens if call.ended is not None else self._foretold[call_id].expected)
+            call.input_tokens
+            + (call.output_tokens if call.ended is not None else self._bounds[call_id].foretold.expected)
             for call_id, call in seen.calls.items()
         )
         return float(known + sum(seen.later))
@@ -164,21 +172,22 @@ class Trained:
         return self._seen[program.id].later
 
     def ended(self, program: Program, call_id: str, began: float, now: float, whole: bool) -> None:
-        foretold, seen = self._foretold.pop(call_id, None), self._seen[program.id]
-        if foretold is None or not whole:
+        bounds, seen = self._bounds.pop(call_id, None), self._seen[program.id]
+        if bounds is None or not whole:
             return
         stage, index = map(int, call_id.rpartition("/")[2].split("."))
         tokens = program.stages[stage].calls[index].output_tokens
         seen.calls[call_id] = seen.calls[call_id]._replace(began=began, ended=now, output_tokens=tokens)
         workflow = "" if program.single else program.id
-        self.lengths.observe(_kind(program), workflow, foretold, tokens, ended=True)
+        kind = _kind(program)
+        self.lengths.observe(kind, workflow, bounds.foretold, tokens, ended=True, again=bounds.judging)
 
     def closed(self, program: Program) -> None:
         seen = self._seen.pop(program.id, None)
         if seen is None:
             return
         for call_id in seen.calls:
-            self._foretold.pop(call_id, None)
+            self._bounds.pop(call_id, None)
         calls = list(seen.calls.values())
         deadline = program.targets.deadline_s
         if program.single or deadline is None or seen.stage < len(program.stages) - 1:

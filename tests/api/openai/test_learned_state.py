@@ -260,14 +260,14 @@ def test_the_level_of_a_bound_is_that_of_its_version(tmp_path):
             lengths.take({"demo": LengthsInForce(7, forest())})
             for _ in range(30):
                 await bed.ask(completion(prompt=[1] * 200, max_tokens=300))
-            level, hits = lengths.level("demo"), lengths.hits["demo"]
+            level, hits = lengths.level("demo"), lengths.hits("demo")
             assert (level, hits.answers) != (0.9, 0)
             await LearnedState(file, bed.gateway).save()
         for version, found in ((7, (level, hits)), (8, None)):
             bed, _ = await restored(file)
             lengths = bed.gateway.answer_lengths
             lengths.take({"demo": LengthsInForce(version, forest())})
-            assert ((lengths.level("demo"), lengths.hits.get("demo")) == (level, hits)) == (found is not None)
+            assert ((lengths.level("demo"), lengths.hits("demo")) == (level, hits)) == (found is not None)
 
     asyncio.run(run())
 

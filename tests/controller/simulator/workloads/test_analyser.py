@@ -118,7 +118,8 @@ def test_bounds_are_asked_again_every_fifty_tokens_as_by_gateways() -> None:
     foretold = trained.lengths.foretell(("app", "compound", MODEL), "p", 200, None)
     assert (bounds.lower(0), bounds.upper(0)) == foretold.bounds
     assert (bounds.lower(0), bounds.upper(49)) == foretold.bounds
-    assert (bounds.lower(250), bounds.upper(299)) == trained.lengths.bounds_again(MODEL, foretold, 250)
+    again = trained.lengths.bounds_again(MODEL, foretold, 250)
+    assert (bounds.lower(250), bounds.upper(299)) == (again.lower, again.upper)
     assert bounds.upper(600) == 601  # beyond all that was trained on
 
 
@@ -127,9 +128,9 @@ def test_what_ended_teaches_and_is_forgotten_with_its_program() -> None:
     driver = Programs([program()], trained)
     calls = driver.first()
     more = [next_ for call in calls for next_ in driver.ended(call, Outcome.OK, True, 0, 4.0)]
-    assert trained.lengths.hits[MODEL].answers == 2
+    assert trained.lengths.hits(MODEL).answers == 2
     driver.ended(more[0], Outcome.OK, True, 0, 12.0)
-    assert trained._seen == trained._foretold == {}
+    assert trained._seen == trained._bounds == {}
     (recorded,) = trained.recorded["app"]
     assert [(call.began, call.ended, call.output_tokens) for call in recorded] == [
         (0.0, 4.0, 30), (0.0, 4.0, 30), (5.0, 12.0, 300),
@@ -142,7 +143,7 @@ def test_late_and_lost_programs_are_no_patterns(outcome: Outcome, ends: float) -
     driver = Programs([program()], trained)
     more = [next_ for call in driver.first() for next_ in driver.ended(call, Outcome.OK, True, 0, 4.0)]
     driver.ended(more[0], outcome, True, 0, ends)
-    assert (trained.recorded, trained._seen, trained._foretold) == ({}, {}, {})
+    assert (trained.recorded, trained._seen, trained._bounds) == ({}, {}, {})
 
 
 def test_each_prediction_is_exchanged_alone() -> None:
