@@ -23,9 +23,9 @@ from controller.predict.answer_lengths import (
     MOST_AGE_S,
     PRODUCED,
     TARGET,
-    AdaptiveLevel,
 )
 from controller.predict.length_forest import LengthForest
+from controller.predict.length_replay import PastAnswer, replayed
 from controller.services.records.length_versions import CoverageAt, JudgedForest, length_version_store
 from workers.analysis.length_forest import train
 
@@ -39,13 +39,15 @@ TOLERATED = 0.02  # of coverage below TARGET, where fewer answers do not allow f
 
 
 class RecordedAnswer(NamedTuple):
-    """`ended` False: it was cut, and would have been longer. `features` as FEATURES."""
+    """`ended` False: it was cut, and would have been longer. `features` as FEATURES. `took_s`: from its arrival to the
+    end of its answer."""
 
     at: datetime
     slo_class: str
     features: Sequence[float]
     tokens: int
     ended: bool
+    took_s: float = 0.0
 
 
 def train_models() -> list[LengthVersion]:
@@ -85,15 +87,16 @@ def recorded_answers(model: str, context_tokens: int) -> list[RecordedAnswer]:
     """The newest MOST_ANSWERS, oldest first. Rows whose features are not those of this release are left out."""
     rows = _usable(model).order_by("-arrived_at", "-id")
     values = rows.values_list(
-        "arrived_at", "slo_class", "length_features", "output_tokens", "prompt_tokens", "outcome"
+        *("arrived_at", "slo_class", "length_features", "output_tokens", "prompt_tokens", "outcome", "e2e_s")
     )[:MOST_ANSWERS]
     most = FEATURES.index("max_tokens")
     found = []
-    for at, slo_class, features, tokens, prompt, outcome in reversed(list(values)):
+    for at, slo_class, features, tokens, prompt, outcome, took_s in reversed(list(values)):
         if len(features) != len(FEATURES):
             continue
         limit = min(features[most] or np.inf, context_tokens - prompt)
-        found.append(RecordedAnswer(at, slo_class, features, tokens, outcome == "ok" and tokens < limit))
+        ended = outcome == "ok" and tokens < limit
+        found.append(RecordedAnswer(at, slo_class, features, tokens, ended, took_s or 0.0))
     return found
 
 
@@ -139,24 +142,22 @@ def _refused(judged: int, coverage: float, class_coverage: float, pinball: float
     return ""
 
 
-def _followed(forest: LengthForest, later: Sequence[RecordedAnswer]) -> tuple[list[float], list[CoverageAt]]:
-    """Upper bounds as a gateway would give them: the level follows the answers before. Beside them, how many hold of
-    those that it would ask again as the answer runs."""
-    level, bounds = AdaptiveLevel(), []
-    held: dict[int, list[bool]] = {produced: [] for produced in PRODUCED}
+def _followed(forest: LengthForest, later: Sequence[RecordedAnswer]) -> tuple[list[int], list[CoverageAt]]:
+    """Upper bounds at the arrival as a gateway would give them, and how many hold of those that it would ask again as
+    the answer runs: each level follows the answers that had ended by then."""
+    began = later[0].at
+    timed = []
     for each in later:
-        for produced in PRODUCED:
-            if each.tokens <= produced:
-                break
-            (bound,) = forest.quantiles(each.features, (level.level,), produced)
-            if produced == 0:
-                bounds.append(bound)
-            if each.ended or each.tokens > bound:
-                held[produced].append(each.tokens <= bound)
-        if each.ended or each.tokens > bounds[-1]:
-            level.observe(each.tokens <= bounds[-1])
-    shares = [(produced, len(hits), sum(hits) / len(hits) if hits else None) for produced, hits in held.items()]
-    return bounds, [CoverageAt(tokens=tokens, answers=count, coverage=share) for tokens, count, share in shares]
+        at_s = (each.at - began).total_seconds()
+        timed.append(PastAnswer(at_s, at_s + each.took_s, tuple(each.features), each.tokens, each.ended))
+    given = replayed(forest, timed)
+    by_tokens = []
+    for stage, produced in enumerate(PRODUCED):
+        bounds = [(each, found[stage]) for each, found in zip(later, given, strict=True) if len(found) > stage]
+        hits = [each.tokens <= bound for each, bound in bounds if each.ended or each.tokens > bound]
+        share = sum(hits) / len(hits) if hits else None
+        by_tokens.append(CoverageAt(tokens=produced, answers=len(hits), coverage=share))
+    return [found[0] for found in given], by_tokens
 
 
 def _by_class(earlier: Sequence[RecordedAnswer], later: Sequence[RecordedAnswer]) -> list[float]:

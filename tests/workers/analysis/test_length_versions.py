@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import time
+from datetime import UTC, datetime, timedelta
 
 import numpy as np
 import pytest
@@ -19,6 +20,7 @@ from workers.analysis.length_versions import RecordedAnswer, judge, recorded_ans
 from workers.tasks.lengths import train as task
 
 BEGAN_S = time.time() - 7_200
+BEGAN = datetime.fromtimestamp(BEGAN_S, UTC)
 
 
 def stored(model, count, *, seed=0, later=0.0, tell=True, **fields):
@@ -148,7 +150,8 @@ def test_the_later_answers_judge_and_none_of_them_is_trained_on():
     rng = np.random.default_rng(0)
     answers = [
         RecordedAnswer(
-            number, "chat", (0.0,) * len(FEATURES), int(rng.integers(1, 100)) if number < 800 else 5_000, True
+            *(BEGAN + timedelta(seconds=number), "chat", (0.0,) * len(FEATURES)),
+            *(int(rng.integers(1, 100)) if number < 800 else 5_000, True),
         )
         for number in range(1_000)
     ]
@@ -156,3 +159,22 @@ def test_the_later_answers_judge_and_none_of_them_is_trained_on():
     assert (judged.answers, judged.judged) == (800, 200)
     assert judged.forest.lengths.max() < 100
     assert (judged.coverage, judged.class_coverage) == (0.0, 0.0)
+
+
+def test_levels_follow_only_answers_that_had_ended():
+    """Answers have grown by a tenth. Where none of them ends before the last one is asked about, no level has moved."""
+
+    def judged(took_s):
+        rng = np.random.default_rng(0)
+        answers = []
+        for number in range(4_000):
+            tokens = int(rng.integers(1, 100)) * (1.0 if number < 3_200 else 1.1)
+            at = BEGAN + timedelta(seconds=number)
+            answers.append(RecordedAnswer(at, "chat", (0.0,) * len(FEATURES), round(tokens), True, took_s))
+        return judge("demo", answers)
+
+    at_once, too_late = judged(1.0), judged(10_000.0)
+    assert too_late.coverage + 0.03 < at_once.coverage <= TARGET
+    for each in (at_once, too_late):
+        assert each.coverage_by_tokens[0]["coverage"] == each.coverage
+    assert too_late.coverage_by_tokens[1]["coverage"] < at_once.coverage_by_tokens[1]["coverage"]
