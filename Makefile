@@ -113,9 +113,11 @@ torch: $(TORCH) ## optional: PyTorch for the reference engine's --executor torch
 tokenizers: $(TOKENIZERS) ## optional: prompts counted by the tokenizers of models that name theirs
 
 bench-preempt bench-scaleout: $(TORCH)
+# All of the traces where somebody put them; a clone has one.
+bench-analyzer: TRACES_ARGS = $(if $(wildcard ../shared/data/traces),--traces ../shared/data/traces)
 
 bench-%: $(DEV) ## one benchmark: a table, then one line of JSON (bench-dispatch, bench-vllm ...; BENCH_ARGS="...")
-	$(PY) -m benchmarks.bench_$(subst -,_,$*) $(BENCH_ARGS)
+	$(PY) -m benchmarks.bench_$(subst -,_,$*) $(TRACES_ARGS) $(BENCH_ARGS)
 
 workflow-story: $(BASE) ## one workflow forked, killed and resumed on a running `make up` (half a minute); last line JSON
 	@$(PY) -m benchmarks.workflows.story $(STORY_ARGS)

@@ -8,21 +8,23 @@ the bound at 0.9 is asked at its arrival and once 50, 100, 200 and 400 tokens ar
 Calls of one session (Mooncake's are inferred from shared prefixes) are a workflow, as if the client had named it.
 
 - `coverage`: share of the answers that the bound covered, by trace and tokens produced. `fixed`: always asked at 0.9;
-  `adaptive`: the level follows the answers before, one level for each number of tokens (95 % interval: of resampled
-  sessions, or answers where a trace has none); `kept`: the fixed bound of the arrival, never refined.
+  `adaptive`: as a gateway does (`controller.predict.length_replay`), with its own levels, which hear of an answer once
+  it has ended (95 % interval: of resampled sessions, or answers where a trace has none); `kept`: the fixed bound of the
+  arrival, never refined.
 - `pinball`: mean loss at 0.9 at the arrival, in tokens, and of the constant quantile of the training answers.
 - `bound_over_truth`: P5, P50, P95 of bound / length by tokens produced (Fig. 4.1(b)).
-- `stage_error`, `match_ms`, `graph_bytes` (with `--traces`): pattern graphs of agents' runs, asked about others
+- `stage_error`, `match_ms`, `graph_bytes` (with the traces): pattern graphs of agents' runs, asked about others
   (`benchmarks.analyzer.graphs`). `stage_error` is printed as a table for each trace, by step and rule.
 - `live` (not with `--no-live`): a gateway learns from its own requests, see `benchmarks.analyzer.live`. It starts
   PostgreSQL, Redis, an engine and the gateway. If it fails, `live` has the `error` beside all other figures, and the
   exit status is 1: a machine that is too busy for 100 requests/s cannot be measured so.
 - `predict_ms`: processor time of one prediction of three quantiles. `train_s`: by trace.
 
-Without `--traces DIR` (a folder with the traces under their names) only the Azure trace that is shipped is read.
-QUICK=1: its first 3,000 requests, and fewer live ones. Last line: JSON. Goals: adaptive coverage within 0.02 of 0.9 or
-0.9 in its interval, `pinball` less by 30 % on azure2023_conv and 5 % on mooncake_conversation, `predict_ms.p99` 2,
-`match_ms.p99` 1 at 500 graphs, `graph_bytes` 200.
+Without `--traces DIR` (a folder with the traces under their names; `make` names one beside the project if there is
+one) only the Azure trace that is shipped is read.
+QUICK=1: the first 3,000 requests of a trace, and fewer live ones. Last line: JSON. Goals: adaptive coverage within 0.02
+of 0.9 or 0.9 in its interval, `pinball` less by 30 % on azure2023_conv and 5 % on mooncake_conversation,
+`predict_ms.p99` 2, `match_ms.p99` 1 at 500 graphs, `graph_bytes` 200.
 """
 
 from __future__ import annotations
@@ -46,8 +48,9 @@ import numpy.typing as npt
 from benchmarks.analyzer.graphs import graph_figures, stage_table
 from benchmarks.analyzer.live import live
 from benchmarks.load.trials import note
-from controller.predict.answer_lengths import FEATURES, TARGET, AdaptiveLevel, LengthHistory
+from controller.predict.answer_lengths import FEATURES, PRODUCED, TARGET, LengthHistory
 from controller.predict.length_forest import LengthForest
+from controller.predict.length_replay import PastAnswer, replayed
 from workers.analysis.length_forest import train
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -55,7 +58,6 @@ SHIPPED = ROOT / "benchmarks/data/azure2023_conv.csv.gz"
 TRACES = ("azure2023_conv", "mooncake_conversation", "swebench_agent_sessions")
 SESSIONS = ("mooncake_conversation", "swebench_agent_sessions")  # whose calls of one session are a workflow
 BY_SESSION = ("swebench_agent_sessions",)  # cut between sessions: its runs follow one another
-PRODUCED = (0, 50, 100, 200, 400)
 LEVELS = (0.1, 0.5, TARGET)
 KIND = ("", "", "trace")  # tenant, class, model: all of a trace is one kind of traffic
 SECONDS_A_TOKEN = 0.03
@@ -65,11 +67,16 @@ SEED = 0
 
 
 class Answer(NamedTuple):
-    """One request of a trace. `features` as of its arrival."""
+    """One request of a trace. `features` as of its arrival, `at`, in seconds."""
 
     session: str
     features: tuple[float, ...]
     tokens: int
+    at: float = 0.0
+
+    @property
+    def timed(self) -> PastAnswer:
+        return PastAnswer(self.at, self.at + self.tokens * SECONDS_A_TOKEN, self.features, self.tokens)
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,7 +104,7 @@ def answers(path: Path, most: int | None, *, sessions: bool) -> list[Answer]:
             _, _, ended, its_prompt, its_tokens = heapq.heappop(running)
             history.observe(KIND, ended, its_prompt, its_tokens)
         workflow = session if sessions else ""
-        found.append(Answer(session, history.features(KIND, workflow, prompt, None), tokens))
+        found.append(Answer(session, history.features(KIND, workflow, prompt, None), tokens, at))
         heapq.heappush(running, (at + tokens * SECONDS_A_TOKEN, number, workflow, prompt, tokens))
     return found
 
@@ -152,18 +159,17 @@ def judged(trace: CutTrace, forest: LengthForest) -> dict[str, Any]:
     at_arrival: list[float] = []
     first: npt.NDArray[Any] = np.array([])
     truth = np.array([each.tokens for each in trace.asked])
-    for produced in PRODUCED:
-        level = AdaptiveLevel()
+    followed = replayed(forest, [each.timed for each in trace.asked])
+    for stage, produced in enumerate(PRODUCED):
         running = [each for each in trace.asked if each.tokens > produced]
-        bounds, adaptive = [], []
+        given = [found[stage] for found in followed if len(found) > stage]
+        adaptive = [each.tokens <= bound for each, bound in zip(running, given, strict=True)]
+        bounds = []
         for each in running:
             began = time.thread_time()
             _, _, bound = forest.quantiles(each.features, LEVELS, produced)
             times.append(time.thread_time() - began)
-            (followed,) = forest.quantiles(each.features, (level.level,), produced)
             bounds.append(bound)
-            adaptive.append(each.tokens <= followed)
-            level.observe(adaptive[-1])
         lengths = np.array([each.tokens for each in running])
         hits = lengths <= np.array(bounds)
         if produced == 0:
@@ -198,12 +204,17 @@ def judged(trace: CutTrace, forest: LengthForest) -> dict[str, Any]:
 def main(argv: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--traces", type=Path, help="folder with the traces; default: only the one that is shipped")
+    parser.add_argument("--only", choices=TRACES, help="answers of one of the traces, and no pattern graphs")
     parser.add_argument(
         "--live", action=argparse.BooleanOptionalAction, default=True, help="a gateway learns from its own requests"
     )
     args = parser.parse_args(argv)
     quick = os.environ.get("QUICK", "") not in ("", "0")
     paths = {name: args.traces / f"{name}.csv.gz" for name in TRACES} if args.traces else {TRACES[0]: SHIPPED}
+    if args.only:
+        paths = {name: path for name, path in paths.items() if name == args.only}
+        if not paths:
+            parser.error(f"{args.only} is not shipped, and there is no folder with the traces")
     result: dict[str, Any] = {"coverage": {}, "pinball": {}, "bound_over_truth": {}, "train_s": {}, "seed": SEED}
     times: list[float] = []
     for name, path in paths.items():
@@ -222,7 +233,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         print(f"{name:24} pinball {found['pinball']}")
     p50, p99 = np.quantile(times, (0.5, 0.99)) * 1e3
     result["predict_ms"] = {"p50": round(float(p50), 3), "p99": round(float(p99), 3)}
-    if args.traces:
+    if args.traces and not args.only:
         graphs = graph_figures(args.traces)
         result |= graphs
         for name, stages in graphs["stage_error"].items():

@@ -1,13 +1,15 @@
 """bench-analyzer trains on the first part of a trace and asks about the later one."""
 
 import json
+import shutil
+import subprocess
 
 import pytest
 
 from benchmarks import bench_analyzer
 from benchmarks.analyzer.graphs import stage_table
-from benchmarks.bench_analyzer import PRODUCED, SHIPPED, Answer, cut, forest_of, interval, judged, pinball
-from controller.predict.answer_lengths import FEATURES
+from benchmarks.bench_analyzer import ROOT, SHIPPED, Answer, cut, forest_of, interval, judged, pinball
+from controller.predict.answer_lengths import FEATURES, PRODUCED
 
 
 def test_bounds_on_the_shipped_trace_cover_what_they_claim():
@@ -57,6 +59,22 @@ def test_the_live_part_is_in_the_last_line_unless_it_is_left_out(monkeypatch, ca
     assert last.get("live") == found
     assert asked == ([] if found is None else [{"quick": True, "seed": bench_analyzer.SEED}])
     assert "azure2023_conv" in last["coverage"]
+
+
+@pytest.mark.parametrize("there", [True, False])
+def test_make_reads_all_traces_where_they_are_beside_the_project(tmp_path, there):
+    project = tmp_path / "project"
+    project.mkdir()
+    shutil.copy(ROOT / "Makefile", project)
+    shutil.copytree(ROOT / "requirements", project / "requirements")
+    if there:
+        (tmp_path / "shared/data/traces").mkdir(parents=True)
+    asked = ["make", "-n", "bench-analyzer", "bench-policies", "BENCH_ARGS=--no-live"]
+    lines = subprocess.run(asked, cwd=project, capture_output=True, text=True, check=True).stdout.splitlines()
+    analyzer, policies = (next(line for line in lines if f"bench_{name}" in line) for name in ("analyzer", "policies"))
+    folder = "--traces ../shared/data/traces " if there else ""
+    assert " ".join(analyzer.split()).endswith(f"-m benchmarks.bench_analyzer {folder}--no-live")
+    assert "--traces" not in policies
 
 
 def test_a_live_part_that_fails_costs_no_other_figure(monkeypatch, capsys):
