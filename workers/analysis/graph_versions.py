@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import logging
 from collections import defaultdict
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Container, Iterable, Mapping, Sequence
 from datetime import datetime, timedelta
 from typing import Any, NamedTuple
 
@@ -33,6 +33,8 @@ from controller.predict.pattern_graphs import (
     so_far,
 )
 from controller.services.records.graph_versions import JudgedGraphs, graph_version_store
+from workers.live import LiveUnavailable, run
+from workers.workflows import cancellations
 
 log = logging.getLogger(__name__)
 
@@ -44,7 +46,10 @@ NEW_WORKFLOWS = 0.1  # as a share of the last version's, before another one is m
 RECENT_S = 3_600.0  # whose tenants are looked at
 READ_S = 172_800.0  # workflows older than a day hardly count
 GAP_S = 600.0  # between two versions of a tenant
-IDLE_S = 120.0  # since its last call ended, before a workflow counts as finished
+UNSURE_S = 3_600.0  # those that began in the first hour of this may have begun before it
+IDLE_S = 120.0  # since its last call ended, before a workflow counts as finished; more where pauses are longer
+MOST_IDLE_S = 1_800.0
+WENT_ON_SHARE = 0.95  # of a tenant's workflows that never paused for longer than that
 JUDGED_SHARE = 0.2
 
 
@@ -95,8 +100,8 @@ def _usable() -> Any:
 
 
 def finished_workflows(tenant: str, now: datetime) -> list[FinishedWorkflow]:
-    """The newest MOST_WORKFLOWS, by their end. Where not all calls are read, those that began in the oldest tenth are
-    left out: their first calls may be missing. So are those of more than MOST_EACH calls."""
+    """The newest MOST_WORKFLOWS, by their end. Without those that were cut short, that may still go on, that may have
+    begun before what is read, or that have more than MOST_EACH calls."""
     since = now - timedelta(seconds=READ_S)
     rows = _usable().filter(tenant=tenant, arrived_at__gt=since).order_by("-arrived_at", "-id")
     columns = (
@@ -104,22 +109,65 @@ def finished_workflows(tenant: str, now: datetime) -> list[FinishedWorkflow]:
         "step_key", "parents", "tool_steps",
     )  # fmt: skip
     read = list(rows.values_list(*columns)[:MOST_CALLS])
-    whole = read[int(0.9 * MOST_CALLS)][1].timestamp() if len(read) == MOST_CALLS else 0.0
+    oldest, whole = since, since + timedelta(seconds=UNSURE_S)
+    if len(read) == MOST_CALLS:
+        oldest, whole = read[-1][1], read[int(0.9 * MOST_CALLS)][1]
     steps: dict[str, list[tuple[Call, Sequence[str], Sequence[str] | None]]] = defaultdict(list)
+    ends: dict[str, list[float]] = defaultdict(list)  # when something was recorded of them, epoch seconds
     for workflow, at, took, model, stage, prompt, output, name, key, parents, tools in reversed(read):
         began = at.timestamp()
         call = Call(kind_of(model, stage), began, began + took, prompt, output)
         steps[workflow].append((call, (name, key), parents))
+        ends[workflow].append(began + took)
         for tool in tools:
             call = Call(kind_of_tool(tool["name"]), tool["began"], tool["ended"], 0, 0)
             steps[workflow].append((call, (tool["key"],), tool["parents"]))
+    left_out = _cut_short(tenant, oldest, ends) | _cancelled(tenant, steps)
+    idle_s = _idle_s(ends.values())
     found = [
         FinishedWorkflow(each, max(call.ended or call.began for call in each))
-        for each in map(_numbered, steps.values())
-        if each[0].began >= whole and len(each) <= MOST_EACH
+        for each in (
+            _numbered(calls)
+            for workflow, calls in steps.items()
+            if workflow not in left_out and now.timestamp() - max(ends[workflow]) >= idle_s and len(calls) <= MOST_EACH
+        )
+        if each[0].began >= whole.timestamp()
     ]
-    ended = [each for each in found if now.timestamp() - each.ended >= IDLE_S]
-    return sorted(ended, key=lambda each: each.ended)[-MOST_WORKFLOWS:]
+    return sorted(found, key=lambda each: each.ended)[-MOST_WORKFLOWS:]
+
+
+def _cut_short(tenant: str, since: datetime, ends: dict[str, list[float]]) -> set[str]:
+    """The workflows of `ends` with a call that was not answered under any attempt of its key. Their ends are added."""
+    rows = RequestRecord.objects.filter(tenant=tenant, arrived_at__gte=since).exclude(workflow="")
+    keyed = rows.filter(outcome="ok").exclude(step_key="")
+    answered = {each for each in keyed.values_list("workflow", "step_key").iterator() if each[0] in ends}
+    found = set()
+    others = rows.exclude(outcome="ok").values_list("workflow", "step_key", "arrived_at", "e2e_s")
+    for workflow, key, at, took in others.iterator():
+        if workflow in ends:
+            ends[workflow].append(at.timestamp() + (took or 0.0))
+            if (workflow, key) not in answered:  # without a key nothing tells which request took its place
+                found.add(workflow)
+    return found
+
+
+def _cancelled(tenant: str, began: Container[str]) -> set[str]:
+    """The workflows that were cancelled, of the newest CANCELLATIONS_KEPT. While requests of theirs ran, records tell
+    it as well; between two calls nothing else does."""
+    try:
+        newest = run(cancellations("0-0"))
+    except LiveUnavailable as why:
+        log.warning("cancelled workflows are not known: %s", why)
+        return set()
+    return {each.workflow for each in newest if each.tenant == tenant and each.workflow in began}
+
+
+def _idle_s(ends: Iterable[Sequence[float]]) -> float:
+    """Seconds of silence after which a workflow counts as finished: nearly all others of the tenant went on sooner. A
+    call has no record while it runs, so silence is the time between the ends of two."""
+    longest = [float(np.diff(sorted(each)).max()) for each in ends if len(each) > 1]
+    usual_s = float(np.quantile(longest, WENT_ON_SHARE)) if longest else 0.0
+    return min(max(IDLE_S, usual_s), MOST_IDLE_S)
 
 
 def _numbered(steps: list[tuple[Call, Sequence[str], Sequence[str] | None]]) -> list[Call]:
