@@ -24,6 +24,7 @@ log = logging.getLogger(__name__)
 
 POLL_S = 2.0
 READ_S = 8.0  # then PostgreSQL counts as unavailable
+MOST_WHY = 200  # characters, as they are stored
 MOST_UNSTORED = 1_000  # outcomes; beyond, the oldest are forgotten
 
 T = TypeVar("T")
@@ -120,6 +121,8 @@ class PublishedFiles(Generic[T]):
             return self._opened(content), ""
         except ConfigError as error:
             return None, str(error)
+        except Exception as error:  # what one subject published must not keep the others from theirs
+            return None, f"it cannot be opened: {error!r}"[:MOST_WHY]
 
     def _settle(self) -> None:
         """Which versions are in force, now that some are new or too old."""

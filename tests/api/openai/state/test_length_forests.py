@@ -34,6 +34,10 @@ class Store:
         own = hashlib.sha256(content).hexdigest()
         self.versions = [PublishedVersion("demo", version, trained_at, digest or own)]
 
+    def publish_also(self, model: str, version: int, content: bytes, trained_at: float = NOW) -> None:
+        self.contents[version] = content
+        self.versions.append(PublishedVersion(model, version, trained_at, hashlib.sha256(content).hexdigest()))
+
     def length_versions(self) -> list[PublishedVersion]:
         if self.away:
             raise ConnectionError("away")
@@ -109,6 +113,21 @@ async def test_a_forest_that_asks_for_other_features_is_refused(store, trained):
     await taken.forests.poll()
     assert taken.in_force == []
     assert "another release" in taken.forests.refused["demo"]
+
+
+async def test_one_whose_arrays_are_of_another_kind_costs_no_other_model_theirs(store, trained):
+    """A whole file, as a defect of another release might write it."""
+    taken = Taken(store)
+    store.publish(1, trained.to_bytes())
+    await taken.forests.poll()
+    store.publish(2, replace(trained, feature=trained.feature.astype(str)).to_bytes())
+    store.publish_also("other", 3, trained.to_bytes())
+    await taken.forests.poll()
+    assert taken.in_force[-1] == {"other": 3}
+    assert "it cannot be opened" in taken.forests.refused["demo"]
+    assert [(each.subject, each.version, bool(each.problem)) for each in store.outcomes] == [
+        ("demo", 1, False), ("demo", 2, True), ("other", 3, False),
+    ]  # fmt: skip
 
 
 async def test_one_that_became_too_old_is_used_no_more(store, trained):
