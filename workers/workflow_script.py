@@ -17,6 +17,25 @@ local asker, own_run, missed = ARGV[6], tonumber(ARGV[7]), tonumber(ARGV[8])
 local given_up_key = 'slackline:workflows::given_up:' .. asker
 local given_up = asker == '' and -1 or tonumber(redis.call('GET', given_up_key) or 0)
 
+-- Since when Redis remembers. Who tells another time (`remembers`) has seen an earlier memory, which was lost: it is
+-- answered nothing, since it can tell first what it knows of workflows.
+local memory_key, remembers = 'slackline:workflows::memory', ARGV[9]
+local since, lost = unpack(redis.call('HMGET', memory_key, 'since', 'before'))
+if not since then
+  since = string.format('%.6f', now)
+  redis.call('HSET', memory_key, 'since', since)
+end
+if remembers ~= '' and remembers ~= since then
+  if not lost then redis.call('HSET', memory_key, 'before', remembers) end
+  return {since}
+end
+
+-- Whether a workflow that Redis saw begin at `began` may have begun before, in a memory that was lost: until then, each
+-- was known for its deadline, and for `kept` more.
+local function may_be_older(began, deadline)
+  return lost and began and deadline and tonumber(began) < tonumber(since) + tonumber(deadline) + kept
+end
+
 local function named(key, workflow) return 'slackline:workflows::named:' .. string.sub(key, 21) .. '|' .. workflow end
 
 local function forget(key, before)
@@ -53,17 +72,21 @@ end
 -- Tool steps have names of their own, so that none takes a request's.
 local function of_tool(name) return 'tool ' .. name end
 
--- The numbers of the parents, '' without any; false and what is wrong with which of them.
-local function numbers_of(names, state, own, parents)
+-- The numbers of the parents, '' without any; false and what is wrong with which of them. Those that Redis may have
+-- forgotten count as not told.
+local function numbers_of(names, state, own, parents, older)
   local numbers, before = {}, redis.call('ZSCORE', names, own)
   if before and failed(state, before) then before = false end
   for index, parent in ipairs(parents) do
     local number = redis.call('ZSCORE', names, parent) or redis.call('ZSCORE', names, of_tool(parent))
-    if not number then return false, 'unknown ' .. index end
-    if before and tonumber(number) >= tonumber(before) then return false, 'cycle ' .. index end
-    numbers[index] = number
+    if number then
+      if before and tonumber(number) >= tonumber(before) then return false, 'cycle ' .. index end
+      numbers[#numbers + 1] = number
+    elseif not older then
+      return false, 'unknown ' .. index
+    end
   end
-  return table.concat(numbers, ',')
+  return (#numbers > 0 or #parents == 0) and table.concat(numbers, ',')
 end
 
 local function call_of(key, workflow, call, most, own, numbers, at)
@@ -120,12 +143,13 @@ function act.join(key, workflow, deadline, call, wanted, most, own, told, ...)
   if own_run <= given_up then return false end
   local due, state = redis.call('ZSCORE', key, workflow), key .. '|' .. workflow
   if due then
-    local known = redis.call('HMGET', state, 'by', 'stages', 'tools', 'told', 'deadline', 'aside')
+    local known = redis.call('HMGET', state, 'by', 'stages', 'tools', 'told', 'deadline', 'aside', 'began')
     if known[1] then return known[1] end
     if redis.call('ZSCORE', named(key, workflow), of_tool(own)) then return 'exists' end
     local numbers, wrong = false, nil
     if told ~= '' then
-      numbers, wrong = numbers_of(named(key, workflow), state, own, {...})
+      local older = may_be_older(known[7], known[5])
+      numbers, wrong = numbers_of(named(key, workflow), state, own, {...}, older)
       if wrong then return wrong end
     end
     local number = call_of(key, workflow, call, most, own, numbers, now)
@@ -136,9 +160,9 @@ function act.join(key, workflow, deadline, call, wanted, most, own, told, ...)
     return {left, 0, known[2] or '', number, calls, tools, known[5] or '', before}
   end
   if deadline == '' then return false end
-  if ... then return 'unknown 1' end
+  if ... and not may_be_older(now, deadline) then return 'unknown 1' end
   if not begin(key, workflow, deadline, '', now) then return 'full' end
-  local number = call_of(key, workflow, call, most, own, told ~= '' and '', now)
+  local number = call_of(key, workflow, call, most, own, told ~= '' and not ... and '', now)
   remember(state, own, number)
   return {deadline, 1, '', number, calls_of(key .. '|' .. workflow, wanted), {}, deadline, 0}
 end
@@ -162,7 +186,7 @@ end
 function act.tool(key, workflow, call, most, own, told, took, ago, what, most_tools, ...)
   local state = key .. '|' .. workflow
   if not redis.call('ZSCORE', key, workflow) then return false end
-  local by = redis.call('HGET', state, 'by')
+  local by, began_at, deadline = unpack(redis.call('HMGET', state, 'by', 'began', 'deadline'))
   if by then return by end
   local names = named(key, workflow)
   local before, request = redis.call('ZSCORE', names, of_tool(own)), redis.call('ZSCORE', names, own)
@@ -170,7 +194,7 @@ function act.tool(key, workflow, call, most, own, told, took, ago, what, most_to
   if request and not failed(state, request) then return 'exists' end
   local numbers, wrong = false, nil
   if told ~= '' then
-    numbers, wrong = numbers_of(named(key, workflow), state, own, {...})
+    numbers, wrong = numbers_of(named(key, workflow), state, own, {...}, may_be_older(began_at, deadline))
     if wrong then return wrong end
   end
   if request then redis.call('ZREM', names, own) end
@@ -195,6 +219,15 @@ function act.open(key, workflow, deadline, stages)
     return read(key, workflow, 0)
   end
   return begin(key, workflow, deadline, stages, now) and read(key, workflow, 1) or 'full'
+end
+
+-- What a gateway knows of a workflow that began `ago` before now, in a memory that was lost.
+function act.restore(key, workflow, deadline, stages, ago)
+  local began = now - ago
+  if not redis.call('ZSCORE', key, workflow) and lost and began < tonumber(since) and began + deadline + kept > now then
+    begin(key, workflow, deadline, stages, began)
+  end
+  return false
 end
 
 function act.read(key, workflow)
@@ -237,12 +270,13 @@ function act.count(key, workflow, seen, answered, failed, tokens, aside, ago, en
   return false
 end
 
-local at = 9
+local at = 10
 for index, key in ipairs(KEYS) do
   local count = tonumber(ARGV[at + 1])
   found[index] = act[ARGV[at]](key, unpack(ARGV, at + 2, at + 1 + count))
   at = at + 2 + count
 end
 if missed > given_up then redis.call('SET', given_up_key, missed, 'EX', 2 * kept) end
+found[#KEYS + 1] = since
 return found
 """

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from hashlib import blake2b
 from typing import Any, NamedTuple
 
@@ -15,6 +16,7 @@ from workers.workflow_script import RUN
 WORKFLOWS_KEY = "slackline:workflows:{tenant}"  # sorted set: workflow ids by the epoch second at which they are due
 # Sorted set of a tenant and a workflow: the numbers of its newest steps by the digest of their names.
 NAMED_KEY = "slackline:workflows::named:{tenant}|{workflow}"
+MEMORY_KEY = "slackline:workflows::memory"  # hash: since when Redis remembers, and `before`: that it had lost a memory
 CANCELLED_KEY = "slackline:workflows::cancelled"  # stream: tenant, workflow and `by` of the newest cancellations
 KEPT_S = 3_600.0  # after it was due, as long as there is room: until then a late step is known to be late
 MOST_OPEN = 10_000  # of one tenant: some 10 MB with five stages each, and 20 more with 35 calls each
@@ -56,6 +58,19 @@ class WorkflowCancelled(Exception):
     def __init__(self, by: str) -> None:
         super().__init__(by)
         self.by = by
+
+
+class MemoryLost(Exception):
+    """Redis has forgotten what it knew, and did nothing of what it was asked."""
+
+
+@dataclass(slots=True)
+class RedisMemory:
+    """`since`: the time from which Redis remembers, on its own clock, as this process saw it last; "": never. `losses`:
+    how often this process saw another one than before."""
+
+    since: str = ""
+    losses: int = 0
 
 
 class Stage(NamedTuple):
@@ -231,6 +246,23 @@ class OpenWorkflow(NamedTuple):
         return _state(raw)
 
 
+class RestoreWorkflow(NamedTuple):
+    """What a gateway knows of a workflow that began `ago_s` before now, for a Redis that has forgotten it."""
+
+    tenant: str
+    workflow: str
+    deadline_s: float
+    stages: tuple[Stage, ...]
+    ago_s: float
+
+    def arguments(self) -> list[str]:
+        _, *told = OpenWorkflow(self.tenant, self.workflow, self.deadline_s, self.stages).arguments()
+        return ["restore", *told, f"{self.ago_s:.6f}"]
+
+    def found(self, raw: Any) -> None:
+        return None
+
+
 class ReadWorkflow(NamedTuple):
     tenant: str
     workflow: str
@@ -293,21 +325,39 @@ class CountRequests(NamedTuple):
         return None
 
 
-Order = StepOfWorkflow | MissedStep | ReportTool | OpenWorkflow | ReadWorkflow | CancelWorkflow | CountRequests
+Order = (
+    StepOfWorkflow | MissedStep | ReportTool | OpenWorkflow | RestoreWorkflow | ReadWorkflow | CancelWorkflow
+    | CountRequests
+)  # fmt: skip
 
 
-def run_orders(orders: Sequence[Order], asker: str = "", run: int = 0, *, missed: int = 0) -> Dialogue[list[Any]]:
+def run_orders(
+    orders: Sequence[Order], asker: str = "", run: int = 0, *, missed: int = 0, memory: RedisMemory | None = None
+) -> Dialogue[list[Any]]:
     """What Redis answers to each, for its `found`, all as one atomic step. `run`: its number among those of `asker`,
     which rises. `missed`: the run that told of these missed steps first, so that they count once; from then on earlier
-    ones join nothing, however late Redis gets them."""
+    ones join nothing, however late Redis gets them. `memory`: what this process knows of Redis', brought up to date.
+    Raises MemoryLost if that has changed."""
     told: list[str] = [str(int(KEPT_S)), str(MOST_OPEN), CANCELLED_KEY, str(CANCELLATIONS_KEPT), str(MOST_NAMED)]
-    told += [asker, str(run), str(missed)]
+    told += [asker, str(run), str(missed), "" if memory is None else memory.since]
     for order in orders:
         act, *arguments = order.arguments()
         told += [act, str(len(arguments)), *arguments]
     keys = [WORKFLOWS_KEY.format(tenant=order.tenant) for order in orders]
     command: Command = ("EVAL", RUN, len(keys), *keys, *told)
-    return list((yield command))
+    *found, since = yield command
+    if memory is not None:
+        known, memory.since = memory.since, since.decode()
+        if known not in ("", memory.since):
+            memory.losses += 1
+            raise MemoryLost
+    return found
+
+
+def remembers_since() -> Dialogue[str]:
+    """As `RedisMemory` has it; "": nobody has asked it about workflows yet."""
+    found = yield ("HGET", MEMORY_KEY, "since")
+    return "" if found is None else found.decode()
 
 
 def read_workflow(tenant: str, workflow: str) -> Dialogue[WorkflowState | None]:

@@ -1,6 +1,6 @@
 """What a gateway has learned, for the next process of its name: lengths of prompts and answers, times of reasoning,
 the latency of each instance, what priorities measured, the attainment windows, and where CALM's ordering has got to:
-its cutoff with what each value earned, its frame, and what each tenant was sent.
+its cutoff with what each value earned, its frame, and what each tenant was sent; and since when Redis remembers.
 
 The state is copied on the loop each second and written in a thread, to a file that is replaced as a whole: a process
 that is killed loses a second. Times are written as ages, since the monotonic clock starts again with the host, and the
@@ -122,6 +122,8 @@ class LearnedState:
         windows = gateway.ledger.windows
         if stored.age_s < windows.window_s:
             self._part("windows", lambda state: windows.restore(state, now, stored.age_s))
+        if "workflows" in stored.parts:  # files of older releases lack it
+            self._part("workflows", gateway.workflows.restore)
         gateway.fleet.learned = self._of_instance
         log.info("what was learned until %.0f s ago is used again", stored.age_s)
 
@@ -176,6 +178,7 @@ class LearnedState:
             "prompts": gateway.prompt_lengths.state(),
             "thinking": gateway.thinking.state(),
             "windows": windows.state(now, each),
+            "workflows": gateway.workflows.state(),
             "mappings": gateway.book.state(now, MOST_MEASURED),
             "frames": {
                 "version": FRAMES_VERSION,

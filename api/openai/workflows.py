@@ -8,9 +8,9 @@ import math
 import secrets
 import time
 from collections import OrderedDict, deque
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from itertools import chain, islice
-from typing import Any, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 from api.openai.protocol.errors import ApiError, workflow_cancelled
 from api.openai.protocol.schemas import Parsed, wrong
@@ -26,12 +26,16 @@ from workers.workflows import (
     CountRequests,
     EndedCall,
     JoinedWorkflow,
+    MemoryLost,
     MissedStep,
     OpenWorkflow,
     Order,
     OtherWorkflow,
     ReadWorkflow,
+    RedisMemory,
     ReportTool,
+    RestoreWorkflow,
+    Stage,
     StepExists,
     StepOfWorkflow,
     TooManyWorkflows,
@@ -40,6 +44,7 @@ from workers.workflows import (
     WrongParent,
     cancellations,
     last_cancellation,
+    remembers_since,
     run_orders,
 )
 
@@ -58,6 +63,7 @@ COUNT_S = 0.25  # in which what requests did is told together
 LOOK_S = 0.25  # between two looks for cancelled workflows
 MOST_COUNTED = 20_000  # workflows whose counts wait for Redis; those of others are lost
 MOST_MISSED = 2_000  # steps that Redis is told of late, in some 50 ms; of older ones it never hears
+MOST_KNOWN = 2_000  # workflows that a Redis which forgot them is told of again
 MOST_CANCELLED = 10_000  # of which a gateway knows by itself that they are
 
 
@@ -69,6 +75,22 @@ class _Counts:
         self.aside = 0  # calls that are no step of the workflow: not let in, failed, or answered with what was kept
         self.ended_at: float | None = None  # monotonic: of the last answer
         self.ends: list[tuple[int, int, float]] = []  # number of the call, its output tokens, monotonic
+
+
+class _Known(NamedTuple):
+    deadline_s: float
+    began: float  # monotonic
+    stages: tuple[Stage, ...]
+
+
+class _Round(NamedTuple):
+    """What Redis is asked at once. `asks`: whose answers are waited for, the last of `orders`. `missed`: the run that
+    told first of the missed steps that these are. `restored`: how many workflows it is told of again."""
+
+    orders: list[Order]
+    asks: list[Ask]
+    missed: int = 0
+    restored: int = 0
 
 
 class Workflows:
@@ -95,6 +117,10 @@ class Workflows:
         self._late: list[tuple[StepOfWorkflow, int, float]] = []  # of those, what Redis was told last, until it answers
         self._late_run = 0  # that told of them first
         self._telling: asyncio.TimerHandle | None = None
+        self.memory = RedisMemory()
+        self._known: OrderedDict[Name, _Known] = OrderedDict()  # the newest that its requests were steps of
+        self._restores: deque[tuple[Name, _Known]] = deque()  # of those, what Redis is to be told again
+        self._asks_memory = False  # whether Redis still remembers what it did
         self._cancelled: OrderedDict[Name, str] = OrderedDict()  # the newest, by whom
 
     # ---- requests -------------------------------------------------------------------------------------------------
@@ -128,6 +154,7 @@ class Workflows:
                 self.alone += 1
             joined = None
         if joined is not None:
+            self._know(tenant, parsed.workflow, joined)
             told = (joined.stages, parsed.stage, asked.workflow_steps_left)
             source, rule = "began" if joined.began else "inherited", rule_of(*told)
             tools = tuple(each._asdict() for each in joined.tools)
@@ -226,12 +253,14 @@ class Workflows:
     async def open(self, order: OpenWorkflow) -> WorkflowState:
         """Raises ApiError."""
         try:
-            return await self._answer(order)
+            found: WorkflowState = await self._answer(order)
         except TooManyWorkflows:
             raise too_many("deadline") from None
         except OtherWorkflow:
             told = "id: this tenant already has a workflow with this id, with another deadline or stages, or cancelled."
             raise ApiError("workflow_exists", told, param="id", final=True) from None
+        self._know(order.tenant, order.workflow, found)
+        return found
 
     async def read(self, tenant: str, workflow: str) -> WorkflowState:
         """Raises ApiError."""
@@ -274,6 +303,7 @@ class Workflows:
             return
         while True:
             try:
+                await self._look_at_memory(board)
                 if not after:
                     after = await board.run(last_cancellation())
                 for each in await board.run(cancellations(after)):
@@ -289,6 +319,46 @@ class Workflows:
         self._cancelled.move_to_end((tenant, workflow))
         if len(self._cancelled) > MOST_CANCELLED:
             self._cancelled.popitem(last=False)
+
+    # ---- a Redis that has forgotten -------------------------------------------------------------------------------
+
+    def state(self) -> dict[str, Any]:
+        """Since when Redis remembers: with that, the next process of this gateway sees a loss before it began."""
+        return {"since": self.memory.since}
+
+    def restore(self, state: Mapping[str, Any]) -> None:
+        """What `state` said. Raises what a state of another form raises."""
+        self.memory.since = f"{float(state['since']):.6f}" if state["since"] else ""
+
+    async def _look_at_memory(self, board: Talks) -> None:
+        """A gateway without requests notices too, and tells what it knows before others ask for it."""
+        since = await board.run(remembers_since())
+        if not self.memory.since:
+            self.memory.since = since
+        elif since != self.memory.since:
+            self._asks_memory = True
+            self._begin_asking()
+
+    def _know(self, tenant: str, workflow: str, found: JoinedWorkflow | WorkflowState) -> None:
+        if found.deadline_s is not None:
+            began = time.monotonic() + found.left_s - found.deadline_s
+            self._known[tenant, workflow] = _Known(found.deadline_s, began, found.stages)
+            self._known.move_to_end((tenant, workflow))
+            if len(self._known) > MOST_KNOWN:
+                self._known.popitem(last=False)
+
+    def _next_restored(self) -> list[Order]:
+        now = time.monotonic()
+        return [
+            RestoreWorkflow(*name, each.deadline_s, each.stages, now - each.began)
+            for name, each in islice(self._restores, AT_ONCE)
+        ]
+
+    def _tell_again(self, asks: Sequence[Ask]) -> None:
+        """Redis was asked `asks` and did nothing: they are next, once it knows again what they are about."""
+        self._restores = deque(each for each in self._known.items() if each[0] not in self._cancelled)
+        for order, answer in reversed(asks):
+            self._waiting.setdefault(order.tenant, deque()).appendleft((order, answer))
 
     # ---- Redis ----------------------------------------------------------------------------------------------------
 
@@ -315,15 +385,18 @@ class Workflows:
         try:
             while self.untold or self._waiting:
                 self._runs += 1
-                asks, orders = [], self._next_missed()
-                missed = self._late_run if orders else 0
-                if not missed:
-                    told = self._next_untold()
-                    asks = self._next(AT_ONCE - len(told))
-                    orders = [*self._told(told), *(order for order, _ in asks)]
-                async with asyncio.timeout(ASK_S):
-                    found = await board.run(run_orders(orders, self._teller, self._runs, missed=missed))
-                if missed:
+                orders, asks, missed, restored = self._next_round()
+                self._asks_memory = False
+                dialogue = run_orders(orders, self._teller, self._runs, missed=missed, memory=self.memory)
+                try:
+                    async with asyncio.timeout(ASK_S):
+                        found = await board.run(dialogue)
+                except MemoryLost:
+                    self._tell_again(asks)
+                    continue
+                if restored:
+                    self._restores = deque(islice(self._restores, restored, None))
+                elif missed:
                     self._late = []
                 else:
                     self._unsure = {}
@@ -343,10 +416,20 @@ class Workflows:
             if self.untold and self._telling is None:
                 self._telling = asyncio.get_running_loop().call_later(AWAY_S, self._tell)
 
+    def _next_round(self) -> _Round:
+        if orders := self._next_restored():
+            return _Round(orders, [], restored=len(orders))
+        if orders := self._next_missed():
+            return _Round(orders, [], missed=self._late_run)
+        told = self._next_untold()
+        asks = self._next(AT_ONCE - len(told))
+        return _Round([*self._told(told), *(order for order, _ in asks)], asks)
+
     @property
     def untold(self) -> bool:
         """Something is left to tell Redis, or it has not answered yet."""
-        return bool(self._counts or self._unsure or self._missed or self._late)
+        told = self._counts or self._unsure or self._missed or self._late or self._restores
+        return bool(told or self._asks_memory)
 
     def _miss(self, order: Order, run: int = 0) -> None:
         """A step went on without an answer. Redis is told when it is back, or later steps could not name it as their

@@ -15,7 +15,7 @@ from tests.faults.system import System
 EVERY_S = 1.0
 TIMEOUT_S = 20.0
 RETENTION_S = 600
-STEADY = "steady"  # the workflow of which each round makes one call
+STEADY = "steady"  # the workflow of which each round makes one call, which names the one before as its parent
 AWAY = "workflows_unavailable"
 
 
@@ -39,6 +39,7 @@ class Workflows:
     sent: list[Sent] = field(default_factory=list)
     told: list[Told] = field(default_factory=list)
     steady: int = 0  # calls of STEADY that were answered
+    _steady_at: list[float] = field(default_factory=list)  # monotonic: when each of these was sent
     _name: str = field(default_factory=lambda: f"w{time.time():.0f}")
     _stop: threading.Event = field(default_factory=threading.Event)
     _thread: threading.Thread | None = None
@@ -75,10 +76,14 @@ class Workflows:
         self._call(prompt, metadata={"workflow_id": name, "step_key": "plan"}, checkpoint=60, workflow_deadline=60)
         fork = self._ask("fork", f"/v1/workflows/{name}/fork", {"step": "plan", "branches": 1})
         (branch,) = fork.get("branches", ["fork-unknown-0"])
-        self._call(f"{prompt} and go on", branch=branch, metadata={"workflow_id": name})
+        self._call(f"{prompt} and go on", branch=branch, metadata={"workflow_id": name, "parents": ["plan"]})
         self._ask("open", "/v1/workflows", {"deadline": 60})
-        self._call(prompt, metadata={"workflow_id": self.steady_name}, workflow_deadline=600)
-        self.steady += self.sent[-1].ended == "done"
+        parents = [f"step-{self.steady}"] if self.steady else []
+        step = {"workflow_id": self.steady_name, "step_key": f"step-{self.steady + 1}", "parents": parents}
+        self._call(prompt, metadata=step, workflow_deadline=600)
+        if self.sent[-1].ended == "done":
+            self.steady += 1
+            self._steady_at.append(self.sent[-1].at)
 
     @property
     def steady_name(self) -> str:
@@ -113,6 +118,10 @@ class Workflows:
         url = f"{self.system.gateway}/v1/workflows/{self.steady_name}"
         found = requests.get(url, headers={"Authorization": f"Bearer {self.system.key()}"}, timeout=TIMEOUT_S).json()
         return found.get("requests", 0), found.get("answered", 0)
+
+    def steady_since(self, at: float) -> int:
+        """Answered calls of STEADY that were sent at `at` (monotonic) or later."""
+        return sum(sent >= at for sent in self._steady_at)
 
     def between(self, start: float, end: float) -> list[Told]:
         return [each for each in list(self.told) if start <= each.at < end]

@@ -187,6 +187,7 @@ WRONG = {
     "prompts": lambda parts: parts.update(prompts={"ratios": {"demo": "four"}}),
     "thinking": lambda parts: parts.update(thinking=[["acme", "demo", -1.0, 0.0]]),
     "windows": lambda parts: parts["windows"][0][2].append([1.0]),
+    "workflows": lambda parts: parts.update(workflows={"since": "today"}),
     "mappings": lambda parts: parts["mappings"][0][1].update(last_queue=[1.0, 2.0, 3.0]),
     "instances": lambda parts: parts["instances"]["e1"][2]["fit"].update(matrix=[[1.0]]),
 }

@@ -263,7 +263,7 @@ async def test_asks_of_tenants_take_turns():
             self.asked.append([key.decode() if isinstance(key, bytes) else key for key in command[3 : 3 + command[2]]])
             await asyncio.sleep(0)
             try:
-                dialogue.send([None] * command[2])
+                dialogue.send([None] * command[2] + [b"1.000000"])
             except StopIteration as end:
                 return end.value
 
