@@ -365,7 +365,9 @@ class Gateway:
             raise ApiError("permission_denied", f"{error}.", param=error.field) from None
         except SloError as error:
             raise ApiError("invalid_slo", str(error), param=error.field) from None
+        whole_s = None  # of a workflow that none of its steps has begun yet
         if workflow is not None:
+            whole_s = workflow.whole_s if workflow.first and not applied.may_defer else None
             applied = within(applied, workflow, own_waiting=asked.waiting_time is not None)
         applied = self._with_time_to_think(applied, tenant.name, model.name)
         prompt = self.prompt_tokens(parsed)
@@ -393,6 +395,7 @@ class Gateway:
             workflow=parsed.workflow,
             stage=parsed.stage,
             workflow_left_s=None if workflow is None else workflow.left_s,
+            whole_s=whole_s,
         )
         return request, applied, foretold
 

@@ -162,6 +162,7 @@ class Workflows:
             left = WorkflowTime(
                 joined.left_s, shares, source, rule=rule, number=joined.number, tool_steps=tools,
                 past=past_from(*told, joined.before), whole_s=joined.deadline_s,
+                first=joined.number > 0 and not joined.before,
             )  # fmt: skip
             return left if graphs is None or rule != LAST else self._matched(left, graphs, joined)
         if deadline_s is None:

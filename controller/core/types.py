@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass, field, fields
+import math
+from dataclasses import asdict, dataclass, field, fields, replace
 from enum import StrEnum
 from typing import Any, NamedTuple
 
@@ -91,6 +92,7 @@ class Request:
     least_tokens: int | None = None  # lower and upper bound of the answer (Concord 4.1); None: not known
     most_tokens: int | None = None
     workflow_left_s: float | None = None  # from its arrival until its workflow is due; its deadline is its step's
+    whole_s: float | None = None  # its workflow's deadline: it is the first step, and refused if that cannot hold it
     shared_tokens: int = 0  # of its prompt, beside `prompt_tokens`: their KV is kept at the instance `shared_at`
     shared_at: str = ""
 
@@ -109,6 +111,15 @@ class Request:
         """Of its answer, where it may be given up because they take too long: the lower bound, since a request must not
         end for tokens that it may never have (decision 41)."""
         return self.output_tokens if self.least_tokens is None else self.least_tokens
+
+    @property
+    def judged(self) -> Request | None:
+        """With the targets that an idle instance must be able to keep, or it is refused; None: it is served late. A
+        step of a workflow is, unless the deadline of the whole workflow is too short for its first one alone."""
+        if self.whole_s is None:
+            return None if self.may_defer else self
+        whole = Targets(self.whole_s, math.inf, self.whole_s, self.targets.waiting_time_s)
+        return replace(self, targets=whole, whole_s=None)
 
     @property
     def due(self) -> float:

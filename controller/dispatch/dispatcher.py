@@ -312,9 +312,12 @@ class StageDispatcher:
             actions.append(refuse(request, "rate_limit_exceeded", "queue_full", lane.retry_after_s(), now, figures))
             return
         lane.keepers.noted.append((now, request))
-        if self.config.refuse_infeasible and lane.instances and not request.may_defer:
-            infeasible = lane.infeasible(request, self.config.infeasible_margin)
+        judged = request.judged
+        if self.config.refuse_infeasible and lane.instances and judged is not None:
+            infeasible = lane.infeasible(judged, self.config.infeasible_margin)
             if infeasible is not None:
+                if request.whole_s is not None:
+                    infeasible |= {"field": "workflow_deadline", "workflow_deadline_s": infeasible.pop("deadline_s")}
                 actions.append(refuse(request, "slo_infeasible", "infeasible_alone", 60.0, now, infeasible))
                 return
         cost = lane.cost(request)

@@ -21,6 +21,7 @@ def call_for(requests: Sequence[Request], call: Request, request_id: str) -> Req
         value=max(request.value for request in requests),
         may_defer=True,
         workflow_left_s=first_workflow_s(requests, call),
+        whole_s=None,
     )
 
 

@@ -23,7 +23,8 @@ class WorkflowTime(NamedTuple):
     with the `similarity` of the workflow to it), or last, since nobody says what follows. `number`: of the request
     among the workflow's, from 1; 0 if not known. `tool_steps`: reported since the request before, as records have
     them. `division`: the tenant's rule of STAGE_DEADLINES, which needs `past`, shares of what came before this request,
-    and `whole_s`, the workflow's deadline from its beginning; where that is not known, what is left is divided."""
+    and `whole_s`, the workflow's deadline from its beginning; where that is not known, what is left is divided.
+    `first`: no request of the workflow came before that counts as a step."""
 
     left_s: float
     shares: Sequence[float]
@@ -37,6 +38,7 @@ class WorkflowTime(NamedTuple):
     past: Sequence[float] = ()
     whole_s: float | None = None
     division: str = LIVE_RULE
+    first: bool = False
 
     @property
     def late(self) -> bool:

@@ -116,7 +116,8 @@ def _alone(row: RecordedRequest, figures: Told, rejected: Told) -> list[str]:
     }
     name = next(name for name in needs if name in figures)
     takes, bound = needs[name]
-    bound = next(each for each in (bound, "thinking_deadline_s", "deadline_s") if each in figures)
+    whole = ("thinking_deadline_s", "workflow_deadline_s", "deadline_s")
+    bound = next(each for each in (bound, *whole) if each in figures)
     alone, limit = takes.format(ms(figures[name])), f"its {named(bound)} was {ms(figures[bound])}"
     return [f"It was refused: even on an idle instance {alone}, and {limit}."]
 

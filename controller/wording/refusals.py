@@ -59,6 +59,7 @@ LIMITS = {  # how it is called, and the field of the client API that sets it
     "tpot_s": ("its TPOT target is", "target_tbt"),
     "ttft_s": ("its TTFT target is", "target_ttft"),
     "thinking_deadline_s": ("its thinking deadline is", "thinking_deadline"),
+    "workflow_deadline_s": ("its workflow's deadline is", "workflow_deadline"),
     "deadline_s": ("its deadline is", "deadline"),
 }
 

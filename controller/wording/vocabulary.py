@@ -48,6 +48,7 @@ NAMES: dict[str, tuple[str, str]] = {
     "left": ("sent, ended or too late", "requests"),
     "left_s": ("time left in the workflow", "s"),
     "thinking_deadline_s": ("thinking deadline", "s"),
+    "workflow_deadline_s": ("workflow's deadline", "s"),
     "thinking_s": ("time that its reasoning may take", "s"),
     "running": ("running", "requests"),
     "workflows": ("workflows", ""),

@@ -137,6 +137,28 @@ async def test_a_share_that_is_too_small_is_served_late_and_not_refused():
         await running.done()
 
 
+async def test_a_deadline_that_cannot_hold_the_first_step_is_refused_and_a_late_workflow_is_not():
+    found = config()
+    (first, *_) = found.instances
+    latency = LatencyCoefficients(0.5, 0.0, 0.0, 0.02, 0.0, 0.001)  # no answer comes in less than half a second
+    async with gateway() as bed:
+        bed.gateway.configure(replace(found, instances=(replace(first, latency=latency),)))
+        assert (await bed.ask({"id": "w2", "deadline": 0.001}, "/v1/workflows")).status in (200, 201)
+        for body in (call(workflow_deadline=0.001), call("w2"), call(workflow_deadline=0.001)):  # the last one again
+            answer = await bed.ask(body)
+            assert (answer.status, answer.error["code"]) == (429, "slo_infeasible"), answer.body
+            assert answer.error["param"] == "workflow_deadline"
+            assert answer.error["message"].endswith("its workflow's deadline is 1 ms. Raise workflow_deadline.")
+            assert answer.headers["x-should-retry"] == "false"
+            await until_on_loop(lambda: not bed.gateway.workflows.untold)
+        assert (await bed.ask(call("w3", workflow_deadline=5))).status == 200
+        await asyncio.sleep(0.01)
+        assert (await bed.ask(call("w4", workflow_deadline=1.0))).status == 200
+        await asyncio.sleep(1.1)
+        assert (await bed.ask(call("w4"))).status == 200
+        assert joined(bed)[0]["reason"] == "workflow_late"
+
+
 async def test_a_class_may_have_an_earlier_deadline_and_keeps_its_name():
     found = config()
     (chat,) = found.classes

@@ -44,6 +44,21 @@ def test_a_waiting_time_of_nothing_means_now_or_never():
     assert kinds(dispatcher.handle([ev.Arrived(request("b", wait=0.0))], parsed_at), ev.Drop) == ["b"]
 
 
+def test_the_first_step_of_a_workflow_is_refused_if_the_whole_deadline_cannot_hold_it():
+    """Its share may be too short, and so may those of later steps: others make up for that."""
+    dispatcher = build_dispatcher("slackline")
+    dispatcher.handle([up()], 0.0)
+    step = {"ttft": 0.1, "deadline": 0.1, "prompt": 20_000, "workflow": "w", "may_defer": True}
+    (refusal,) = dispatcher.handle([ev.Arrived(request("a", **step, whole_s=0.3))], 0.0).actions
+    assert (refusal.code, refusal.decision.reason) == ("slo_infeasible", "infeasible_alone")
+    figures = refusal.decision.figures
+    assert (figures["field"], figures["workflow_deadline_s"]) == ("workflow_deadline", 0.3)
+    assert "deadline_s" not in figures
+    for name, whole_s in (("b", 60.0), ("c", None)):
+        reply = dispatcher.handle([ev.Arrived(request(name, **step, whole_s=whole_s))], 0.0)
+        assert not kinds(reply, ev.Refuse), name
+
+
 def test_infeasible_alone_is_refused_at_once_with_figures():
     dispatcher = build_dispatcher("slackline")
     dispatcher.handle([up()], 0.0)

@@ -69,6 +69,10 @@ EXPIRED = {"waited_s": 5.0, "hopeless": False, "paused": False, "instances": 3, 
         ("refused", step("refuse", "infeasible_alone", field="deadline", prefill_s=2.0, deadline_s=1.0),
          ["It was refused: even on an idle instance prefill was predicted to take 2.00 s, and its deadline was 1.00 "
           "s."]),
+        ("refused", step("refuse", "infeasible_alone", field="workflow_deadline", prefill_s=2.0,
+                         workflow_deadline_s=1.0),
+         ["It was refused: even on an idle instance prefill was predicted to take 2.00 s, and its workflow's deadline "
+          "was 1.00 s."]),
         ("refused", step("cancel", "workflow_cancelled_by_operator"), ["An operator cancelled its workflow."]),
         ("refused", step("cancel", "cancelled_by_operator", actor="olga", command="c-1"),
          ["olga cancelled it in the queue."]),

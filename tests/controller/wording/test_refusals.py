@@ -18,7 +18,8 @@ from tests.api.openai.gateways import TestBed, completion
 from tests.api.openai.test_coming import with_instances
 
 DISPATCH = Path(__file__).parents[3] / "controller" / "dispatch"
-FIELDS = re.compile(r"\b(target_ttft|target_tbt|deadline|waiting_time)\b")  # of the client API, which clients know
+# Of the client API: clients know them.
+FIELDS = re.compile(r"\b(target_ttft|target_tbt|deadline|workflow_deadline|waiting_time)\b")
 SHORTHAND = re.compile(r"[a-z]_[a-z]|e[-+]\d\d|\bNone\b|\bTrue\b|\bFalse\b")  # names of fields and raw figures
 
 EXPIRED = {"waited_s": 5.002, "hopeless": True, "paused": False, "instances": 2, "outstanding": 30, "queued": 7}
@@ -32,6 +33,9 @@ CASES = [
     ("infeasible_alone", {"field": "deadline", "answer_s": 12.34, "deadline_s": 2.0},
      "This request cannot meet its SLO even on an idle instance: the whole answer takes 12.3 s, and its deadline is 2 "
      "s. Raise deadline."),
+    ("infeasible_alone", {"field": "workflow_deadline", "answer_s": 12.34, "workflow_deadline_s": 2.0},
+     "This request cannot meet its SLO even on an idle instance: the whole answer takes 12.3 s, and its workflow's "
+     "deadline is 2 s. Raise workflow_deadline."),
     ("infeasible_alone", {"field": "target_tbt", "decode_step_s": 0.0073, "tpot_s": 0.001},
      "This request cannot meet its SLO even on an idle instance: one token takes 7.3 ms, and its TPOT target is 1 ms. "
      "Raise target_tbt."),
