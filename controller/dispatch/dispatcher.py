@@ -308,17 +308,17 @@ class StageDispatcher:
             actions.append(unserved)
             return
         if len(lane.queue) >= self.config.max_queue:
-            figures: dict[str, Figure] = {"queued": len(lane.queue), "bound": self.config.max_queue}
-            actions.append(refuse(request, "rate_limit_exceeded", "queue_full", lane.retry_after_s(), now, figures))
+            inputs: dict[str, Figure] = {"queued": len(lane.queue), "bound": self.config.max_queue}
+            actions.append(refuse(request, "rate_limit_exceeded", "queue_full", lane.retry_after_s(), now, inputs))
             return
         lane.keepers.noted.append((now, request))
         judged = request.judged
         if self.config.refuse_infeasible and lane.instances and judged is not None:
-            infeasible = lane.infeasible(judged, self.config.infeasible_margin)
-            if infeasible is not None:
+            figures = lane.infeasible(judged, self.config.infeasible_margin)
+            if figures is not None:
                 if request.whole_s is not None:
-                    infeasible |= {"field": "workflow_deadline", "workflow_deadline_s": infeasible.pop("deadline_s")}
-                actions.append(refuse(request, "slo_infeasible", "infeasible_alone", 60.0, now, infeasible))
+                    figures |= {"field": "workflow_deadline", "workflow_deadline_s": figures.pop("deadline_s")}
+                actions.append(refuse(request, "slo_infeasible", "infeasible_alone", 60.0, now, figures))
                 return
         cost = lane.cost(request)
         lane.traffic.add(request.targets.ttft_s, now)

@@ -68,11 +68,11 @@ def test_make_reads_all_traces_where_they_are_beside_the_project(tmp_path, there
     shutil.copy(ROOT / "Makefile", project)
     shutil.copytree(ROOT / "requirements", project / "requirements")
     if there:
-        (tmp_path / "shared/data/traces").mkdir(parents=True)
+        tmp_path.joinpath("shared", "data", "traces").mkdir(parents=True)
     asked = ["make", "-n", "bench-analyzer", "bench-policies", "BENCH_ARGS=--no-live"]
     lines = subprocess.run(asked, cwd=project, capture_output=True, text=True, check=True).stdout.splitlines()
     analyzer, policies = (next(line for line in lines if f"bench_{name}" in line) for name in ("analyzer", "policies"))
-    folder = "--traces ../shared/data/traces " if there else ""
+    folder = f"--traces {'/'.join(('..', 'shared', 'data', 'traces'))} " if there else ""
     assert " ".join(analyzer.split()).endswith(f"-m benchmarks.bench_analyzer {folder}--no-live")
     assert "--traces" not in policies
 

@@ -384,11 +384,11 @@ def test_a_killed_gateway_goes_on_with_what_it_learned(tmp_path: Path, two_engin
             answers = list(pool.map(lambda _: first.ask(prompt="four" * 100), range(60)))
         answers.append(first.ask(prompt="four" * 100))
         assert {answer.status_code for answer in answers} == {200}
+        until(lambda: RequestRecord.objects.count() == len(answers))
         file, ended = tmp_path / f"{first.name}.learned.json", time.time()
         until(lambda: file.exists() and file.stat().st_mtime > ended + 0.01, 5)
         first.process.kill()
         first.process.wait(5)
-        until(lambda: RequestRecord.objects.count() == len(answers))
         frame, cutoff = last_sent()
         assert frame > 40, "the first value of the cutoff had its epoch"
         again = GatewayProcess(tmp_path, first.key, first.secret, name=first.name, **overrides)
