@@ -97,9 +97,8 @@ class InstanceMessage(TypedDict):
     telemetry_age_s: float | None
     sent_total: int
     kept_kv: NotRequired[int]  # prompts computed there whose KV is still to be pulled or freed
-    needed: NotRequired[
-        bool
-    ]  # it alone keeps targets of some recent request, or drains and none that serves keeps them
+    # It alone keeps targets of some recent request, or it drains and none that serves keeps them.
+    needed: NotRequired[bool]
     speed: NotRequired[float]  # reference requests/s of its stage when full; 0: not known
 
 

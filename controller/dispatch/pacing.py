@@ -397,8 +397,8 @@ class Backlog:
     def waits_until(self, entry: Entry, instance: ShadowInstance, lane: Lane, room: Room, now: float) -> float:
         if room.amortised or entry.forced or guessed(instance) or not (instance.decodes and instance.outstanding):
             return now
-        if in_doubt(entry, instance, lane, self.config.doubt, now):
-            return max(entry.hopeless_at, now + SPARE_AGAIN_S)
+        if now < entry.hopeless_at < math.inf and in_doubt(entry, instance, lane, self.config.doubt, now):
+            return entry.hopeless_at
         until = patient_until(entry, self.config.patience)
         if until <= now:
             return now

@@ -452,13 +452,13 @@ class ShadowInstance:
         if period > 0:
             restarted = load.prompt_tokens_total < previous.prompt_tokens_total  # its counters begin with 0 again
             counted = load.prompt_tokens_total - (0 if restarted else previous.prompt_tokens_total)
-            cached = load.cached_tokens_total - (0 if restarted else previous.cached_tokens_total)
+            cached = max(0, load.cached_tokens_total - (0 if restarted else previous.cached_tokens_total))
             count_admitted(self._prompts, self.waiting.values(), counted)
             theirs = max(0, counted - self._prompts.total())  # below 0: of ours some were counted before the restart
-            self.cached.observe(self._prompts, counted, max(0, cached))
+            self.cached.observe(self._prompts, counted, cached)
             self._prompts.clear()
-            computed = 1.0 - min(1.0, max(0, cached) / max(1, counted))
-            self._others_prefill_rate = theirs * computed / period if self._others_count else 0.0
+            computed = theirs * (1.0 - min(1.0, cached / max(1, counted)))
+            self._others_prefill_rate = computed / period if self._others_count else 0.0
         now, then = self._not_ours(load), self._not_ours(previous)
         self._others = (min(now[0], then[0]), min(now[1], then[1]))
         self._others_count = sum(self._others)

@@ -19,9 +19,9 @@ TIGHT = SPEED.decode_a + 8 * SPEED.decode_c  # 0.028 s; a step of two sequences 
 LOOSE = {"ttft": 5.0, "tpot": 10.0, "output": 400}
 
 
-def fleet(*names, tpot=TIGHT, **pacing):
+def fleet(*names, tpot=TIGHT, overrides=None, **pacing):
     """One request of this TPOT has come and ended, so that recent traffic has it."""
-    dispatcher = build_dispatcher("slackline", {"pacing": pacing})
+    dispatcher = build_dispatcher("slackline", {"pacing": pacing, **(overrides or {})})
     dispatcher.handle([up(name) for name in names], 0.0)
     dispatcher.handle([ev.Arrived(request("before", tpot=tpot, output=2))], 0.0)
     dispatcher.handle([ev.FirstToken("before"), ev.Finished("before", 2)], FIRST_S)
@@ -158,9 +158,9 @@ def test_a_late_stage_pushes_nobody_out_of_the_plan():
     assert FeasibleDeadlines().defer(found[::-1], supply, 0.0) == {"late"}
 
 
-def crowded(doubt, left_s):
+def crowded(doubt, left_s, **overrides):
     """Nine answers at `a`, one at `b`, and a step of 20 tokens whose workflow has two more that take as long."""
-    dispatcher = fleet("a", "b", doubt=doubt, patience=1.0, margin=1e9)
+    dispatcher = fleet("a", "b", overrides=overrides, doubt=doubt, patience=1.0, margin=1e9)
     now = 1.0
     dispatcher.handle([ev.InstanceDraining("b")], now)
     for index in range(9):
@@ -192,6 +192,12 @@ def test_a_step_whose_workflow_is_in_doubt_takes_no_place_beside_others(doubt, l
     if not goes:
         assert not dispatcher._fleet.lane("m").queue.get("s").hopeless
         assert sends(dispatcher.handle([ev.Finished("at_b", 400)], now + 0.05)) == [("s", "b")], "an idle instance"
+
+
+def test_nothing_is_in_doubt_for_an_admission_that_knows_no_latest_time():
+    """It would wait for an idle instance for ever."""
+    _, _, sent = crowded(9.0, 3.5 * ALONE_S, admission={"name": "admit_all"})
+    assert [name for name, _ in sent] == ["s"]
 
 
 def test_a_request_without_a_deadline_is_never_in_doubt():
