@@ -404,12 +404,6 @@ def cancellations(after: str) -> Dialogue[list[Cancellation]]:
     return [_cancellation(name, fields) for name, fields in found]
 
 
-def last_cancellation() -> Dialogue[str]:
-    """The id of the newest; "0-0" if there is none."""
-    found = yield ("XREVRANGE", CANCELLED_KEY, "+", "-", "COUNT", 1)
-    return found[0][0].decode() if found else "0-0"
-
-
 def _cancellation(name: bytes, fields: dict[bytes, bytes]) -> Cancellation:
     told = {key.decode(): value.decode() for key, value in fields.items()}
     return Cancellation(name.decode(), told["tenant"], told["workflow"], told["by"])

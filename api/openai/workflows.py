@@ -43,7 +43,6 @@ from workers.workflows import (
     WorkflowState,
     WrongParent,
     cancellations,
-    last_cancellation,
     remembers_since,
     run_orders,
 )
@@ -298,15 +297,14 @@ class Workflows:
     # ---- cancelled workflows --------------------------------------------------------------------------------------
 
     async def watch(self, end: End) -> None:
-        """Until cancelled: `end` is called for each workflow that is cancelled, at whichever gateway or page."""
-        board, after = self.board, ""
+        """Until cancelled: `end` is called for each workflow that is cancelled, at whichever gateway or page. The first
+        look reads all that are kept: a request may have been let in before it whose workflow was cancelled since."""
+        board, after = self.board, "0-0"
         if board is None:
             return
         while True:
             try:
                 await self._look_at_memory(board)
-                if not after:
-                    after = await board.run(last_cancellation())
                 for each in await board.run(cancellations(after)):
                     after = each.id
                     self._remember(each.tenant, each.workflow, each.by)

@@ -394,6 +394,20 @@ async def test_a_request_whose_workflow_is_cancelled_while_it_asks_is_not_let_in
         assert answer.error["message"].endswith("was cancelled by an operator.")
 
 
+async def test_a_cancellation_before_a_gateway_looks_for_the_first_time_is_heard():
+    """A request of the workflow may have been let in before that look."""
+    async with gateway() as bed:
+        await begin(bed, id="w1")
+        live.run(cancel_workflow("acme", "w1", BY_OPERATOR))
+        heard: list[tuple[str, str, str]] = []
+        looks = asyncio.create_task(bed.gateway.workflows.watch(lambda *ended: heard.append(ended)))
+        try:
+            await until_on_loop(lambda: heard)
+        finally:
+            looks.cancel()
+        assert heard == [("acme", "w1", BY_OPERATOR)]
+
+
 async def test_an_operators_cancellation_reaches_gateways_that_were_away_from_redis_meanwhile():
     async with gateway() as bed:
         await begin(bed, id="w1")
