@@ -358,6 +358,7 @@ async def test_short_memory_at_either_end_makes_a_transfer_urgent(shared: Shared
         made.keep(kv_usage=0.99 if short_at == "source" else 0.0)
         made.load(due_in_s=60.0, kv_usage=0.99 if short_at == "target" else 0.0)
         await until_on_loop(lambda: made.look().sent and made.moved.loaded, WAIT_S)
+        await until_on_loop(lambda: len(daemon.status()["flows"]) < 2, WAIT_S)
         assert len(daemon.status()["flows"]) == 1, "the other one is still there"
     assert made.equal()
 
