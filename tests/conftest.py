@@ -7,6 +7,7 @@ pytest-xdist each worker has its own two: a test may suspend them, and Redis cha
 from __future__ import annotations
 
 import gc
+import hashlib
 import json
 import os
 import re
@@ -37,11 +38,34 @@ EXCLUDED = re.compile(rf"\bnot ({PARTS})\b")
 OF_MODULE = re.compile(rf"^pytestmark = .*\bmark\.({PARTS})\b", re.MULTILINE)
 
 
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """So that `-m "not db"` is all that runs without services, mark what asks for them in another way."""
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """So that `-m "not db"` is all that runs without services, mark what asks for them in another way. Leave out what
+    only `THOROUGH=1` runs, unless the command line names it."""
     for item in items:
         if item.get_closest_marker("django_db") or NEEDS_SERVICES & set(getattr(item, "fixturenames", ())):
             item.add_marker(pytest.mark.db)
+    named = any("::" in argument for argument in config.invocation_params.args)
+    if os.environ.get("THOROUGH") or config.option.keyword or named:
+        return
+    left_out = [item for item in items if item.get_closest_marker("thorough")]
+    left_out += beyond_samples(items, os.environ.get("SAMPLE", ""))
+    if left_out:
+        config.hook.pytest_deselected(items=left_out)
+        out = set(left_out)
+        items[:] = [item for item in items if item not in out]
+
+
+def beyond_samples(items: list[pytest.Item], seed: str) -> list[pytest.Item]:
+    """What `sampled(n)` leaves out: of each such test all cases but `n`, which are others with another seed."""
+    cases: dict[str, list[pytest.Item]] = {}
+    for item in items:
+        if item.get_closest_marker("sampled"):
+            cases.setdefault(item.nodeid.partition("[")[0], []).append(item)
+    left_out = []
+    for each in cases.values():
+        each.sort(key=lambda item: hashlib.sha256(f"{seed} {item.nodeid}".encode()).digest())
+        left_out += each[int(each[0].get_closest_marker("sampled").args[0]) :]  # type: ignore[union-attr]
+    return left_out
 
 
 def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:

@@ -113,6 +113,7 @@ def admin_rule(route: str) -> rules.Rule:
     ]
 
 
+@pytest.mark.sampled(60)
 @pytest.mark.db
 @pytest.mark.parametrize("route", ADMIN_SITE)
 def test_the_admin_site_is_for_staff_and_changes_people_alone(rows, route):

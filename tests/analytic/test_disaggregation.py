@@ -38,6 +38,7 @@ def test_a_decode_instance_of_c_slots_is_m_m_c(slots):
     assert statistics.fmean(means) == pytest.approx(erlang_c_response(rate, slots), rel=0.08)
 
 
+@pytest.mark.thorough
 def test_a_shared_link_is_m_m_1_with_processor_sharing():
     """Mean transfer = its time alone / (1 - load), whatever the sizes' law; alone is 0.5 s on average here."""
     load, mean_tokens = 0.6, 400
@@ -57,6 +58,7 @@ def test_a_shared_link_is_m_m_1_with_processor_sharing():
     assert statistics.fmean(means) == pytest.approx(MEAN_S / (1 - load), rel=0.1)
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("seed", SEEDS[:2])
 def test_littles_law_over_all_stages(seed):
     demands = poisson(seed, 0.7 * 2 / MEAN_S, "exponential")
@@ -69,6 +71,7 @@ def test_littles_law_over_all_stages(seed):
     assert statistics.fmean(s.moving for s in result.samples) > 0.05
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("migration", ["least_outstanding", "tpot_budget", "one_shot"])
 def test_work_is_conserved_over_both_stages(migration):
     demands = poisson(1, 0.8 * 4 / MEAN_S, "exponential")

@@ -63,6 +63,7 @@ def erlang_c_response(rate, c):
     return wait_probability * MEAN_S / (c - offered) + MEAN_S
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("load", [0.3, 0.6])
 def test_one_server_with_exponential_service_is_m_m_1(load):
     measured = mean_response(load / MEAN_S, (servers(1),))
@@ -88,6 +89,7 @@ def test_three_engines_behind_one_queue_are_m_m_3():
     assert measured == pytest.approx(erlang_c_response(rate, 3), rel=0.08)
 
 
+@pytest.mark.thorough
 def test_three_queues_are_worse_than_one():
     rate = 0.7 * 3 / MEAN_S
     assert mean_response(rate, (servers(1),) * 3) > 1.2 * erlang_c_response(rate, 3)

@@ -123,6 +123,7 @@ def test_one_that_runs_is_cancelled_and_removed(visit):
     expect(page.locator("#audit-rows tr").first).to_contain_text("operator")
 
 
+@pytest.mark.thorough
 def test_the_list_follows_what_runs(visit):
     page = visit("operator")
     start(page, rate="60", duration="120", name="Watched from the list")

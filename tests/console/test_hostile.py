@@ -113,6 +113,7 @@ def checked(answers: dict[str, int]) -> None:
     assert {what: status for what, status in answers.items() if status >= 500 and status != 503} == {}
 
 
+@pytest.mark.sampled(30)
 @pytest.mark.parametrize("route", [route for route in PAGES if HOLE.search(route)])
 def test_a_hostile_address_is_not_found(browser, live_store, route):
     answers = {path[:80]: asked(browser, "get", path) for path in hostile_paths(route)}
@@ -122,6 +123,7 @@ def test_a_hostile_address_is_not_found(browser, live_store, route):
     assert {path: status for path, status in named.items() if not 400 <= status < 500} == {}
 
 
+@pytest.mark.sampled(40)
 @pytest.mark.parametrize("route", PAGES)
 def test_a_hostile_query_is_no_defect(browser, live_store, rows, route):
     path = filled(route, rows, "x")
@@ -135,6 +137,7 @@ def test_a_hostile_query_is_no_defect(browser, live_store, rows, route):
     checked({f"?{query[:60]}": asked(browser, "get", f"{path}?{query}") for query in [*queries, *alone]})
 
 
+@pytest.mark.sampled(40)
 @pytest.mark.parametrize("route", [route for route in PAGES if route != "logout/"])
 def test_a_hostile_body_is_no_defect(browser, live_store, rows, route):
     path = filled(route, rows, "x")

@@ -64,6 +64,7 @@ def _nothing_is_kept(played):
     hang_ups=st.lists(st.tuples(st.integers(0, 29), st.floats(0, 5)), max_size=4),
     failures=st.lists(st.tuples(st.integers(0, 1), st.floats(0, 20), st.floats(0.5, 5)), max_size=2),
 )
+@pytest.mark.sampled(20)
 @settings(max_examples=20, deadline=None)
 def test_each_request_ends_once_whatever_breaks(policy, overrides, some, hang_ups, failures):
     """Clients hang up, engines die with what they have and come back: turbulence.py checks every answer."""

@@ -23,6 +23,7 @@ def test_what_is_set_up_reaches_the_engine(fleet, cluster, figures):
     figures["start_in_environment_s"] = round(took_s, 1)
 
 
+@pytest.mark.thorough
 def test_one_that_cannot_be_set_up_is_told(fleet, cluster):
     put(fleet, "reference-of-nothing", working_dir="local:///there/is/no/such/folder")
     fleet.start("of-nothing", template="reference-of-nothing")

@@ -31,6 +31,7 @@ def taken_on(page, name):
     return sum(int(each[2]) - int(each[1]) for each in found if each)
 
 
+@pytest.mark.thorough
 def test_two_clusters_at_once(fleet, cluster, west, figures):
     system = fleet.system
     system.until(lambda: fleet.look("west")[1] is not None, TOLD_S)

@@ -24,6 +24,7 @@ async def completion(backend: Backend) -> list[str]:
     return [chunk.kind async for chunk in backend.generate(call)]
 
 
+@pytest.mark.thorough
 def test_a_server_with_a_key_serves_through_slackline_alone(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     if (missing := vllm_missing()) is not None:
         pytest.fail(missing, pytrace=False)

@@ -124,6 +124,7 @@ def test_each_takes_the_others_stage_once_its_role_is_another(apart: Client, pai
     assert response.json()["choices"][0]["text"] == alone["choices"][0]["text"]
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize(("kv_role", "state"), [("kv_both", "ready"), ("kv_producer", "starting")])
 def test_what_was_said_of_its_kv_role_is_compared_with_what_it_says(
     pair: list[RunningEngine], kv_role: str, state: str

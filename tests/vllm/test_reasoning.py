@@ -49,6 +49,7 @@ def reasoning_home(folder: Path) -> Path:
     return folder
 
 
+@pytest.mark.thorough
 async def test_what_it_streams_as_reasoning_is_judged_as_such(folder: Path) -> None:
     if (missing := vllm_missing()) is not None:
         pytest.fail(missing, pytrace=False)

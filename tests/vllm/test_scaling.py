@@ -18,6 +18,7 @@ SLOTS = 4  # so few that a small load fills them
 BODY = {"max_tokens": 40, "ignore_eos": True, "target_ttft": 3.0, "target_tbt": 0.5, "waiting_time": 60.0}
 
 
+@pytest.mark.thorough
 def test_a_second_vllm_starts_under_load_and_is_drained_after_it(launched, figures):
     model = launched("twofold", SLOTS)
     system = model.system

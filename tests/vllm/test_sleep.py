@@ -63,6 +63,7 @@ def test_that_sleep_mode_is_off_shows_in_how_it_was_started(client: SleepClient)
         client.check_able(1)
 
 
+@pytest.mark.thorough
 def test_on_cpus_it_does_not_start_with_sleep_mode(tmp_path: Path):
     """So one that says it is on has it."""
     with (

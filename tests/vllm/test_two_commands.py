@@ -24,6 +24,7 @@ def printed(system: System) -> list[str]:
     return [each.replace("$KEY", system.key()) for each in shlex.split(said.group(1).replace("\\\n", " "))]
 
 
+@pytest.mark.thorough
 def test_what_make_up_prints_is_served_by_the_vllm_that_it_starts(
     postgres: EmbeddedPostgres, redis_server: EmbeddedRedis, figures: dict[str, object]
 ) -> None:

@@ -74,6 +74,7 @@ REFUSALS = [
 NAMES = ["policy", "overrides", "period", "drain", "level", "secret"]
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize(("told", "said"), REFUSALS, ids=NAMES)
 def test_up_refuses_before_any_server_starts(tmp_path, told, said):
     done = run(tmp_path, "workers.supervisor", "up", **told)

@@ -24,6 +24,7 @@ HASTY_S, PATIENT_S = 0.5, 30.0
         pytest.param(PATIENT_S, HASTY_S, 0.2, id="comes to one that waits longer"),
     ],
 )
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("stream", [False, True])
 async def test_each_waits_for_its_own_time_at_an_engine_that_is_sent_everything(first_s, second_s, apart_s, stream):
     """The only slot is taken for longer than one of them waits, and the other one gets it then."""

@@ -36,6 +36,7 @@ def own_session(visit, stack):
     return opened
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("path", ["/", "/queue/"])
 def test_a_live_page_says_within_seconds_that_one_signed_out(own_session, path):
     page = own_session("viewer", path)

@@ -18,6 +18,7 @@ EDITED = [
 ]
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize(("path", "label", "former", "latter"), EDITED)
 def test_the_second_one_sees_the_conflict_and_may_save_over_it(visit, places, trouble, path, label, former, latter):
     trouble.expected = ("412",)

@@ -92,6 +92,7 @@ def test_what_a_mark_says_on_hover_is_its_true_load(drawn):
     assert "load 2390 %" in hover.text_content()
 
 
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize("ready", [(0, 0, 0), (1, 0, 1), (2, 2, 2), (1, 2, 3), (4, 4, 2), (7, 9, 8), (11, 12, 13),
                                    (180, 200, 190)])  # fmt: skip
 @pytest.mark.parametrize("width", [1280, 390])

@@ -85,6 +85,7 @@ def long_class(caller):
     caller.delete(f"slo-classes/{made['id']}", version=made["version"])
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("width", [1280, 1440])
 def test_a_long_name_wraps_and_leaves_every_class_its_actions(visit, long_class, width, shot):
     page = visit("operator", "/classes/", width)
@@ -105,6 +106,7 @@ def test_the_last_column_is_in_sight_whatever_the_figures(visit, path):
     assert table.evaluate(WIDE) == 0
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("path", ["/goodput/", "/workflows/", "/requests/", "/audit/", "/experiments/"])
 def test_fields_of_a_search_stand_on_one_line(visit, path, shot):
     page = visit("operator", path, 1280)
@@ -135,6 +137,7 @@ def test_what_one_can_do_with_experiments_stands_at_the_right_edge(visit, width,
     assert beyond(page, width) == 0
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("width", [1280, 1440])
 def test_a_preview_keeps_names_whole_and_says_when_it_is_of_earlier_values(visit, width, shot):
     page = visit("operator", "/classes/", width)
@@ -182,6 +185,7 @@ def shot(tmp_path_factory):
 NAMES = ["batch", "chat", "code-completion", "interactive", "priority-0", "priority-1", "standard", "summarisation"]
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("names", [NAMES, [*NAMES[:-1], "a" * 64], ["", *(f"priority-{n}" for n in range(20))]])
 @pytest.mark.parametrize("width", [1200, 500, 330])
 def test_every_group_of_bars_has_its_name(engine, names, width, shot):

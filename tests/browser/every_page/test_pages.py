@@ -36,6 +36,7 @@ def controls_shown(page, name, role):
                 expect(control, f"{role} finds {text}").to_have_count(0)
 
 
+@pytest.mark.sampled(64)
 @pytest.mark.parametrize("listed", PAGES, ids=lambda listed: listed.name)
 @pytest.mark.parametrize(("role", "width", "scheme"), PASSES)
 def test_a_page_opens_shows_its_controls_is_accessible_and_fits(tab, places, trouble, role, width, scheme, listed):
@@ -59,6 +60,7 @@ def test_a_page_opens_shows_its_controls_is_accessible_and_fits(tab, places, tro
         assert beyond(page, width) == 0
 
 
+@pytest.mark.sampled(6)
 @pytest.mark.parametrize("reached", REACHED, ids=lambda reached: reached.name)
 @pytest.mark.parametrize(("width", "scheme"), LOOKS)
 def test_a_page_that_one_comes_to_by_doing_is_accessible_and_fits(tab, places, trouble, width, scheme, reached):

@@ -81,6 +81,7 @@ def elsewhere(zone: str) -> str:
         (KOLKATA, "2026-11-01T02:00:00", "2026-10-31T20:30:00"),
     ],
 )
+@pytest.mark.sampled(2)
 def test_clocks_that_change_are_reckoned_with(visit: Visit, zone: str, local: str, utc: str):
     page = visit("viewer", "/audit/", timezone_id=zone)
     page.get_by_label("After (your time)").fill(local)
@@ -118,6 +119,7 @@ def test_an_hour_that_the_clocks_skip_is_said_to_be_none(visit: Visit):
     expect(page.locator("#id_since_utc")).to_have_text("in America/New_York")
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("zone", ZONES)
 def test_scaling_is_asked_about_a_moment_in_ones_own_time(visit: Visit, zone: str):
     page = visit("viewer", "/scaling/", timezone_id=zone)

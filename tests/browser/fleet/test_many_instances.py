@@ -43,6 +43,7 @@ def first_shown(page):
     return page.locator(SHOWN).first.get_attribute("data-key")
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("scheme", ["light", "dark"])
 def test_a_narrow_screen_turns_the_pages_of_the_table(visit, many, scheme):
     page = visit("viewer", "/fleet/", 390, scheme)

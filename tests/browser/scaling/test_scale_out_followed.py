@@ -60,6 +60,7 @@ def test_from_the_moment_to_the_first_token_and_back(visit, scaled_out):
     expect(page).to_have_url(re.compile(rf"/audit/{scaled_out['id']}/$"))
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("width", [1440, 390])
 def test_its_pages_fit_their_width(visit, scaled_out, width):
     (name,) = scaled_out["outcome"]["started"]

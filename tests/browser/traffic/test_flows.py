@@ -69,6 +69,7 @@ def recorded(stack, caller):
     return model
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("width", [1280, 390])
 def test_an_ordering_is_simulated_before_it_is_saved(visit, recorded, width):
     page = visit("operator", "/flows/settings/", width)

@@ -29,6 +29,7 @@ def late(stack, caller, lane):
     within(10, lambda: all(row["model"] != lane for row in caller.get("queue")["items"]))  # nor seen by the next test
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize(("width", "scheme"), LOOKS)
 def test_a_request_that_is_too_late_says_so_and_when_it_gives_up(visit, late, width, scheme):
     """In a real gateway's queue, in words that need no mouse; on every screen, read by everybody."""

@@ -127,6 +127,7 @@ class _Any:
     __hash__ = None
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("batch", [True, False])
 def test_about_two_rounds_a_request(batch):
     rng = random.Random(7)

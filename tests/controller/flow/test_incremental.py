@@ -79,6 +79,7 @@ def an_event(rng, now, live, number, gated):
     return rng.choice([*of_all, left, left, held, held, order, Pressed(one) if rng.random() < 0.1 else order])
 
 
+@pytest.mark.sampled(15)
 @pytest.mark.parametrize("lazy", [True, False])
 @pytest.mark.parametrize("name", POLICIES)
 @pytest.mark.parametrize("seed", range(3))
@@ -159,6 +160,7 @@ class Both:
                 self.going.discard(action.flow_id)
 
 
+@pytest.mark.sampled(10)
 @pytest.mark.parametrize("name", [name for name in POLICIES if name.split()[0] in GATED])
 @pytest.mark.parametrize("seed", range(4))
 def test_a_gate_that_looks_at_what_changed_tells_flows_the_same(name, seed):

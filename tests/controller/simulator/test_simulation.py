@@ -47,6 +47,7 @@ def test_network_time_is_paid_once_each_way():
     assert far.tpot_s == pytest.approx(near.tpot_s)
 
 
+@pytest.mark.sampled(10)
 @pytest.mark.parametrize("batching", list(BATCHINGS))
 @pytest.mark.parametrize("policy", ["round_robin", "slackline"])
 def test_leaps_change_nothing_to_the_bit(batching, policy):

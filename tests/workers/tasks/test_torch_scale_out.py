@@ -150,6 +150,7 @@ def test_a_new_process_gets_its_weights_from_the_engine_that_serves(policy, jobs
     assert 0 < start.load_s <= start.ready_s
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("then", ["engine", "disk"])
 def test_a_source_that_dies_in_the_middle_is_followed_by_the_next(policy, jobs, then):
     first = serving(policy, jobs, folder())
@@ -227,6 +228,7 @@ def of_another_shape(path: Path) -> str:
     return "tensor model.norm.weight"
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("damage", [truncated, without_a_tensor, of_another_shape])
 def test_damaged_files_fail_the_instance_and_the_next_one_is_asked_for(policy, jobs, tmp_path, damage):
     path = shutil.copytree(folder(), tmp_path / "model")
@@ -247,6 +249,7 @@ def test_damaged_files_fail_the_instance_and_the_next_one_is_asked_for(policy, j
     assert scaled_out(policy) != new
 
 
+@pytest.mark.thorough
 def test_a_receiver_without_memory_says_so_and_stays_warm(policy, jobs):
     path = folder("LlamaForCausalLM", "--hidden", "768", "--layers", "4")
     first = serving(policy, jobs, path)

@@ -91,6 +91,7 @@ def test_nothing_is_lost_doubled_or_invented(migration, policy):
     assert result.moved_bytes == pytest.approx(moved)
 
 
+@pytest.mark.sampled(5)
 @pytest.mark.parametrize("batching", list(BATCHINGS))
 def test_leaps_change_nothing(batching):
     instances = (replace(PREFILL, batching=batching), *(replace(DECODE, batching=batching),) * 2)
@@ -323,6 +324,7 @@ def test_collocated_instances_may_stand_beside_them():
     assert all(record.outcome is Outcome.OK for record in result.records)
 
 
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize("network_s", [0.0, 0.002])  # without a network a prompt's step begins as it is sent
 @pytest.mark.parametrize("migration", list(MIGRATIONS))
 def test_where_an_engine_computes_kv_that_no_one_reads_others_are_soon_asked_alone(monkeypatch, migration, network_s):

@@ -264,6 +264,7 @@ def test_reuse_from_another_instance_is_fetched_layer_by_layer():
     assert ends == sorted(ends)
 
 
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize("policy", list(FLOW_POLICIES))
 @pytest.mark.parametrize("ordered", [False, True])
 def test_every_request_is_served_with_all_of_its_bytes(policy, ordered):

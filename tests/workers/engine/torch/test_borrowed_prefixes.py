@@ -52,6 +52,7 @@ async def link(sessions: dict[str, aiohttp.ClientSession]) -> None:
     await until_on_loop(up)
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("sampling", [{"temperature": 0}, {"temperature": 0.8, "top_p": 0.9, "seed": 7}])
 async def test_an_answer_from_a_borrowed_prefix_is_the_lenders(sessions, sampling):
     await link(sessions)

@@ -18,6 +18,7 @@ def random(count: int, dtype: torch.dtype = torch.uint8, seed: int = 1) -> torch
     return raw.view(dtype)
 
 
+@pytest.mark.sampled(6)
 @on_cpu
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("count", [1, 7, 8, 9, 64, 1001])

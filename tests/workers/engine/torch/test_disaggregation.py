@@ -39,6 +39,7 @@ def engine_options(request: pytest.FixtureRequest) -> dict[str, Sequence[str]]:
     return {"prefill": (*options, "--role", "prefill"), "decode": (*options, "--role", "decode")}
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("sampling", [{"temperature": 0}, {"temperature": 0.8, "top_p": 0.9, "seed": 7}])
 async def test_a_handed_over_answer_is_the_single_engines(sessions, sampling):
     body = {"prompt": [(7 * i) % VOCABULARY for i in range(150)], "ignore_eos": True, **sampling}

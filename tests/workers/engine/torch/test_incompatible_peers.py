@@ -23,7 +23,7 @@ from workers.engine.torch.weights.files import WeightsError
 from workers.engine.torch.weights.meeting import RECEIVER, SENDER, Meeting, awaited, meet
 from workers.engine.torch.weights.pieces import patience
 
-pytestmark = pytest.mark.torch
+pytestmark = [pytest.mark.torch, pytest.mark.thorough]
 LOADS = 4
 COMMON = ("--executor", "torch", "--threads", "1", "--kv-cache-gib", "0.01", "--profile", "constant:5ms")
 

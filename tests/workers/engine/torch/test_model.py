@@ -69,6 +69,7 @@ def test_the_rope_scaling_of_llama_3_is_not_the_plain_one():
     assert not torch.allclose(one, other, atol=1e-2)
 
 
+@pytest.mark.sampled(5)
 @pytest.mark.parametrize("budget", [8, 16, 64, 512])
 @pytest.mark.parametrize("batching", ["chunked_prefill", "vllm_v1", "iteration_level"])
 def test_batches_and_chunks_change_nothing(budget, batching):

@@ -58,6 +58,7 @@ async def rounds(engine):
         return ((await answer.json())["preemption"] or {}).get("rounds", {})
 
 
+@pytest.mark.sampled(1)
 async def test_two_ranks_say_what_one_says(both):
     scheduler, one, two = both
     expected = await texts(one)

@@ -90,6 +90,7 @@ def test_checks_lie_between_the_papers_operators(architecture, names):
         (Boundary.LAYER, 0, 5), (Boundary.LAYER, 3, 5), (Boundary.LAYER, 4, 5), (Boundary.LAYER, 6, 10),
     ],
 )  # fmt: skip
+@pytest.mark.sampled(3)
 def test_a_signal_is_answered_at_the_next_boundary(boundary, signalled_in, stops_behind):
     gate = Gate(program(folder()))
     with Pool(gate.program, boundary) as pool:

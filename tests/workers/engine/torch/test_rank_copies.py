@@ -17,7 +17,7 @@ from workers.engine.torch.weights.store import TorchWeights
 from workers.engine.torch.weights.transfer import WeightMemory
 from workers.engine.weights.manager import LoadFailed, Source
 
-pytestmark = pytest.mark.torch
+pytestmark = [pytest.mark.torch, pytest.mark.thorough]
 DISK, COPY = Source("disk"), Source("host")
 
 

@@ -38,6 +38,7 @@ def library_odds(sampling):
     "sampling",
     [hot(), hot(0.5), hot(2.0), hot(top_k=2), hot(top_p=0.7), hot(1.5, 4, 0.8), hot(top_k=1), hot(top_p=1e-9)],
 )
+@pytest.mark.sampled(3)
 def test_tokens_come_as_often_as_the_library_would_draw_them(sampling):
     odds = library_odds(sampling)
     for found, wanted in zip(frequencies(sampling), odds, strict=True):

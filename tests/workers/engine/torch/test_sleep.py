@@ -184,6 +184,7 @@ def entries(kv: TorchKv, seq: Seq) -> list[bytes]:
     return [kv.read(seq, layer, 0, 40) for layer in range(kv.layers)]
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("level", [1, 2])
 @pytest.mark.parametrize("weights", ["present", "absent"])
 async def test_kv_that_another_engine_is_to_take_is_kept_so_long(elsewhere, looks_often, weights, level):

@@ -14,6 +14,7 @@ from tests.workers.engine.torch.two_devices import EmulatedTensor, emulated
 
 pytestmark = [
     pytest.mark.torch,
+    pytest.mark.thorough,
     pytest.mark.skipif(torch.backends.cuda.is_built(), reason="a build for CUDA: test_cuda is for that"),
 ]
 

@@ -34,6 +34,7 @@ from workers.engine.weights.host_copy import WHOLE, HostCopy
 
 pytestmark = [
     pytest.mark.torch,
+    pytest.mark.thorough,
     pytest.mark.skipif(torch.backends.cuda.is_built(), reason="a build for CUDA: test_cuda is for that"),
 ]
 on_each = pytest.mark.parametrize("device", DEVICES, ids=str)

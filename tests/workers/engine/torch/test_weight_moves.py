@@ -133,6 +133,7 @@ async def challenge(request: web.Request) -> web.Response:
     return web.json_response({"challenge": "c"})
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("answer", [{}, {"tensors": [["a"]]}, {"tensors": 7}, [1], "text"])
 async def test_a_source_that_answers_nonsense_is_recorded_and_the_next_one_tried(sessions, answer):
     async def send(request: web.Request) -> web.Response:
@@ -216,6 +217,7 @@ async def test_nothing_that_was_on_its_way_is_written_over_the_next_source():
     assert [digest(tensor) for tensor in receiver._memory.values()] == [info.digest for info in good]
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("killed", [True, False])
 async def test_a_source_that_goes_silent_in_the_middle_is_given_up_soon_and_the_next_one_tried(sessions, killed):
     """By kill -9 or by standing still; not after `--kv-timeout`, which is 30 s here."""
