@@ -109,6 +109,7 @@ class Gateway:
     ) -> None:
         self.options = options
         self.clock = time.monotonic
+        self.started_at = self.clock()
         self.instruments = Instruments()
         self.scheduler = build_scheduler(options.policy, dict(options.overrides), report_defect)
         self.quotas = Quotas(options.queue, self.scheduler.dispatcher.config.max_queue)

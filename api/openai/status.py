@@ -113,6 +113,7 @@ def fleet_message(gateway: Gateway, seq: int, classes: list[ClassWindow]) -> Fle
         learned=gateway.learned_versions(),
         capacity=capacity(gateway.named_models, known, gateway.fleet.coming, gateway.fleet.on_demand),
         wanted=sorted(gateway.scheduler.wanted(now)),
+        counted_s=max(0.0, now - gateway.started_at),
         pruning_orders=dict(gateway.scheduler.dispatcher.orders.taken),
     )
 

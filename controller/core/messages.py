@@ -174,6 +174,7 @@ class FleetMessage(TypedDict):
     capacity: NotRequired[dict[str, str]]
     # Instances that drain or left, and keep targets of recent requests that none keeps which serves.
     wanted: NotRequired[list[str]]
+    counted_s: NotRequired[float]  # since the gateway started; absent from older releases
     pruning_orders: NotRequired[dict[str, int]]  # `OrderBook.taken`: counts since the gateway started
 
 

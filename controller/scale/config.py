@@ -20,7 +20,7 @@ class ScalingConfig:
     role: str = "collocated"
     min_instances: int = 1
     max_instances: int = 4
-    upper: float = 0.8  # above: scale out
+    upper: float = 0.8  # above: scale out; what is left after a scale-in stays below this and below 1
     lower: float = 0.3  # below, for sustain_s: scale in
     sustain_s: float = 15.0
     cooldown_s: float = 10.0  # after any change, before the next

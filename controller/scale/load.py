@@ -20,6 +20,9 @@ from controller.core.decisions import Figure
 from controller.core.staleness import STALE_PERIODS
 
 RATE_WINDOW_S = 10.0  # over which gateways count arrivals and completions
+WORK_WINDOW_S = 5.0  # as `controller.predict.latency.WORK_WINDOW_S`: over which they count computing
+LEAST_COUNTED_S = 1.0  # what was counted for less is taken as counted for so long
+FULL = 1.0  # load of a fleet that can do no more, whatever `upper` tolerates
 FEWEST_FINISHED = 5.0  # with fewer in a window, and nothing queued, the rate is unknown
 LEAST_UTILISATION = 0.05  # below, finished / utilisation is noise
 CLEARLY_FASTER = 1.5  # instances of one kind differ by less, once each has learned from its own traffic
@@ -51,7 +54,8 @@ class FleetObservation:
     like, or no free device). `start_s`: expected seconds until another instance would serve in place of a stopped one;
     None: not known, or so few that it does not matter. `taken`: requests are accepted, by instances of another role if
     by none of `members`. `needed_asleep`: a sleeper keeps the targets of some recent request, and none of `members`
-    does; `needed_stopped`: the same of one that was stopped, and one like it could be started.
+    does; `needed_stopped`: the same of one that was stopped, and one like it could be started. `counted_s`: for how
+    long the gateways have counted; None: for longer than they look back.
     """
 
     members: tuple[Member, ...]
@@ -67,6 +71,7 @@ class FleetObservation:
     start_s: float | None = None
     needed_asleep: bool = False
     needed_stopped: bool = False
+    counted_s: float | None = None
 
     def with_processing_rate(self, rate: float | None) -> FleetObservation:
         """The same with a processing rate; of a deserted fleet it is known to be 0, although refused requests never
@@ -96,18 +101,27 @@ class FleetObservation:
         utilisations = [member.utilisation for member in self.having("ready")]
         return load_metric(utilisations, [self.wait_over_slo], self.arrival_rate, self.processing_rate)
 
+    @property
+    def whole_load(self) -> float:
+        """The load if work went on like this before it was counted. Gateways average computing over the last seconds,
+        so one that has just started shows a part of it: a fleet that is full reads 0.18 after one second. That is no
+        reason to add an instance yet, and none to remove one."""
+        if self.counted_s is None:
+            return self.load
+        return self.load / (1.0 - math.exp(-max(self.counted_s, LEAST_COUNTED_S) / WORK_WINDOW_S))
+
     def load_without(self, member: Member, peak: float = 0.0) -> float:
-        """The load if the others had its work too. A fast one among unlike instances leaves more to do, and one moment
-        says little of that: `peak` is the highest load of late."""
+        """The load (`whole_load`) if the others had its work too. A fast one among unlike instances leaves more to do,
+        and one moment says little of that: `peak` is the highest load of late."""
         ready = self.having("ready")
         speeds = [each.speed for each in ready]
         if min(speeds, default=0.0) <= 0 or max(speeds) <= CLEARLY_FASTER * min(speeds):
             left = len(self.members) - len(self.having("draining")) - 1
-            return self.load * (left + 1) / left if left else math.inf
+            return self.whole_load * (left + 1) / left if left else math.inf
         total = sum(speeds)
         busy = sum(each.speed * each.utilisation for each in ready) / total
         left_speed = total - (member.speed if member in ready else 0.0)
-        return max(self.load, busy, peak) * total / left_speed if left_speed > 0 else math.inf
+        return max(self.whole_load, busy, peak) * total / left_speed if left_speed > 0 else math.inf
 
     def figures(self) -> dict[str, Figure]:
         """The inputs, for the Decision. An infinite ratio (arrivals, but nothing processed) becomes None."""

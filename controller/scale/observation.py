@@ -74,6 +74,7 @@ def observe(
         arrival_rate=sum(t["arrival_rate"] for t in traffic),
         queued=sum(t["queued"] for t in traffic),
         startable=startable,
+        counted_s=min((m["counted_s"] for m in current if "counted_s" in m), default=None),
         taken=any(m.get("capacity", {}).get(model) in ("up", "undecoded") for m in current),
     )
     finished = sum(t["service_rate"] for t in traffic)

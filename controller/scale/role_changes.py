@@ -17,7 +17,7 @@ from typing import NamedTuple
 
 from controller.core.decisions import Decision, Figure
 from controller.scale.config import ScalingConfig
-from controller.scale.load import FleetObservation, Member
+from controller.scale.load import FULL, FleetObservation, Member
 
 
 class SwitchRole(NamedTuple):
@@ -28,7 +28,7 @@ class SwitchRole(NamedTuple):
 
 
 def instance_to_give(config: ScalingConfig, seen: FleetObservation) -> Member | None:
-    """The instance with the least to do, if the stage stays at or below `upper` without it.
+    """The instance with the least to do, if the stage stays at or below `upper` without it, and not more than full.
 
     None is given that alone can keep the targets of recent requests. None while one of its instances starts or drains
     (the last change has not shown yet), at the minimum, on stale telemetry, and where no instance can serve the other
@@ -38,7 +38,7 @@ def instance_to_give(config: ScalingConfig, seen: FleetObservation) -> Member | 
     if seen.stale or len(ready) < len(seen.members) or len(ready) <= max(1, config.min_instances):
         return None
     able = [member for member in ready if member.takes_both_roles and not member.needed]
-    able = [member for member in able if seen.load_without(member) <= config.upper]
+    able = [member for member in able if seen.load_without(member) <= min(config.upper, FULL)]
     return min(able, key=lambda member: (member.outstanding, member.utilisation, member.id), default=None)
 
 

@@ -14,9 +14,10 @@ Ours, where the paper says nothing:
   `sustain_s` (decision 208): a lull that ends before pays for a start that it did not need.
 - An instance that alone can keep the targets of recent requests is not removed for low load (decisions 292, 296). Its
   drain is taken back, it is woken if it sleeps (decision 297), and one like it is started if it was stopped (303).
-- An instance is removed only if the rest would stay below `upper` with its load. The last one (`min_instances` 0) is
-  removed if no requests arrive: with none left the same arrivals would be overload, and the first of them would start
-  an instance again.
+- An instance is removed only if the rest would stay below `upper` with its load, and not more than full where `upper`
+  tolerates that. What gateways have not counted for long yet is not taken for low load (decision 309). The last one
+  (`min_instances` 0) is removed if no requests arrive: with none left the same arrivals would be overload, and the
+  first of them would start an instance again.
 
 A tick stands for the interval that ends with it, so `sustain_s` = 3 at an interval of 1 s means three ticks. There is a
 Decision for each tick that acts and for each change of mind (it would act but may not; the telemetry is stale; the need
@@ -33,7 +34,7 @@ from typing import Any, NamedTuple
 from controller.core.decisions import Decision, Figure
 from controller.core.staleness import STALE_PERIODS
 from controller.scale.config import ScalingConfig
-from controller.scale.load import FleetObservation, Member
+from controller.scale.load import FULL, FleetObservation, Member
 from controller.scale.role_changes import spare_since
 
 STEADY = "steady"
@@ -159,7 +160,8 @@ def _needed(config: ScalingConfig, state: ScalerMemory, seen: FleetObservation, 
 def _at_ease(config: ScalingConfig, state: ScalerMemory, seen: FleetObservation, count: int, now: float) -> _Choice:
     """Nothing has to be added."""
     hold_s = max(config.sustain_s, seen.start_s or 0.0, _EPSILON_S) - _EPSILON_S
-    if _low_for(config, state, now) >= hold_s and count > config.min_instances:
+    low = _low_for(config, state, now) >= hold_s and seen.whole_load < config.lower
+    if low and count > config.min_instances:
         return _in(config, state, seen, count, now)
     return _Choice(STEADY, [], "scale_hold")
 
@@ -198,7 +200,7 @@ def _in(config: ScalingConfig, state: ScalerMemory, seen: FleetObservation, coun
         return _Choice("settling", [], "scale_hold")
     if count <= 1 and seen.arrival_rate > 0:
         return _Choice("rest_would_exceed_upper", [], "scale_hold")
-    return _drain(seen, "load_below_lower", config.upper if count > 1 else math.inf, state.low_peak)
+    return _drain(seen, "load_below_lower", min(config.upper, FULL) if count > 1 else math.inf, state.low_peak)
 
 
 def _drain(seen: FleetObservation, reason: str, most: float = math.inf, peak: float = 0.0) -> _Choice:

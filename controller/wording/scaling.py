@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Protocol
 
-from controller.wording.sentences import UNBOUNDED
+from controller.wording.sentences import FULL, UNBOUNDED
 
 
 class StoredPolicy(Protocol):
@@ -56,7 +56,7 @@ HELD = {
     "from it failed",
     "no_device": "another instance is needed, but no device is free",
     "nothing_to_stop": "there is one instance too many, but every instance is managed externally",
-    "rest_would_exceed_upper": "{load} is low, but with one instance fewer it would rise above {upper:g} %",
+    "rest_would_exceed_upper": "{load} is low, but with one instance fewer it would rise above {rest:g} %",
     "needed_for_targets": "{load} is low, but each instance that could be stopped is the only one that can meet the "
     "targets of some recent request",
 }
@@ -128,6 +128,7 @@ def why(policy: StoredPolicy, sample: StoredSample, held: int | None = None) -> 
     known = {
         "load": UNBOUNDED if sample.load is None else f"load {sample.load * 100:,.0f} %",
         "upper": policy.upper * 100,
+        "rest": min(policy.upper, FULL) * 100,
         "lower": policy.lower * 100,
         "max": "1 instance" if policy.max_instances == 1 else f"{policy.max_instances} instances",
         "cooldown": sample.cooldown_left_s,

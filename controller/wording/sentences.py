@@ -57,7 +57,7 @@ SENTENCES: dict[tuple[str, str], str] = {
     ),
     ("scale_hold", "rest_would_exceed_upper"): (
         "{actor} keeps every instance of {subject} at load {load:,.0f} %: with one fewer, the arriving requests would "
-        "exceed a load of {upper:g} %"
+        "exceed a load of {rest:g} %"
     ),
     ("scale_hold", "needed_for_targets"): (
         "{actor} keeps every instance of {subject} at load {load:,.0f} %: each one that could be stopped is the only "
@@ -196,6 +196,7 @@ PREDICATES: dict[str, str] = {
     "experiment_cancelled": "cancelled experiment {subject}",
 }
 TELL_CHANGES = ("instance_role_set", "instance_role_switch_ordered")  # their predicate does not say what changed
+FULL = 1.0  # the most that the rest may have if one is removed, as in `controller.scale.load`
 LOADS = ("load", "upper", "lower")  # shares, shown in percent of what the fleet can serve
 UNBOUNDED = "unbounded load (requests arrive and none finish)"  # a decision has no number for it
 NONE_UP = "unbounded load (requests arrive and no instance is up)"
@@ -274,6 +275,8 @@ def _whole(pattern: str, known: Mapping[str, Any]) -> str:
     if "load" in known and known["load"] is None:
         pattern = pattern.replace("load {load:,.0f} %", UNBOUNDED if known.get("ready") else NONE_UP)
     shares = {name: known[name] * 100 for name in LOADS if isinstance(known.get(name), int | float)}
+    if "upper" in shares:
+        shares["rest"] = min(shares["upper"], FULL * 100)
     try:
         return pattern.format_map({**known, **shares})
     except (KeyError, ValueError, TypeError):

@@ -333,7 +333,7 @@ REASONS: dict[str, str] = {
     "at_max": "the policy's maximum is reached",
     "settling": "the last change has not settled yet",
     "relieved": "load is between the thresholds again",
-    "rest_would_exceed_upper": "with one instance fewer, load would exceed the upper threshold",
+    "rest_would_exceed_upper": "with one instance fewer, load would exceed the upper threshold or 100 %",
     "needed_for_targets": (
         "each instance that could be stopped is the only one that can meet the targets of some recent request"
     ),

@@ -179,7 +179,7 @@ def test_an_instance_that_is_drained_while_it_switches_its_role_does_not_serve_a
             scalers.stages[0].config = replace(PREFILL, max_instances=1)
 
     monkeypatch.setattr(elastic.Elastic, "tick", lowered)
-    long = [Demand(f"long{i}", 0.01 * i, 50, 900, PATIENT, max_tokens=900) for i in range(6)]
+    long = [Demand(f"long{i}", 0.01 * i, 50, 900, PATIENT, max_tokens=900) for i in range(3)]
     result = disaggregated(P, D, D, D, policy="round_robin", most=4, others=long)
     simulated = list(ticks)
     index = next(index for index, tick in enumerate(simulated) if tick.said == ("scale_in", "above_max"))
@@ -319,7 +319,8 @@ def _message(now, stage, looks):
     }
     traffic = {**next(iter(stages.values())), "migrating": 0, "migrate_wait_over_slo": 0.0, "stages": stages}
     models = {stage.config.model: traffic}
-    return {"at": now - 0.1, "period_s": 1.0, "instances": instances, "models": models, "wanted": wanted}
+    told = {"instances": instances, "models": models, "wanted": wanted, "counted_s": stage.seen.counted_s}
+    return {"at": now - 0.1, "period_s": 1.0, **told}
 
 
 def _carried_out(plan, decision):

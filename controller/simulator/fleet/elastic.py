@@ -148,6 +148,7 @@ class Elastic:
             arrival_rate=entered,
             queued=sum(each["queued"] for each in seen),
             taken=self._takes_requests(),
+            counted_s=now,
         )
         return look.with_processing_rate(processing_rate(left, look.mean_utilisation, look.queued, entered))
 

@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from api.openai.status import fleet_message
 from controller.core.types import Load
 from tests.api.openai.gateways import TestBed, completion, snapshot
 from tests.waiting import until_on_loop
@@ -103,3 +104,11 @@ async def test_our_own_prompts_before_a_restart_are_not_charged_to_others(engine
         engine.reports(running=1, prompt_tokens_total=2)
         instance = await polled(bed)
         assert instance._others_prefill_rate == 0.0
+
+
+async def test_its_message_says_for_how_long_it_has_counted(engine: Engine) -> None:
+    """The scaler does not take what it has not seen yet for low load (decision 309)."""
+    async with TestBed(snapshot(("e1",))) as bed:
+        assert 0.0 <= fleet_message(bed.gateway, 1, [])["counted_s"] < 30.0
+        bed.gateway.started_at -= 60.0
+        assert fleet_message(bed.gateway, 2, [])["counted_s"] >= 60.0

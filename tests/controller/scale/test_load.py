@@ -4,7 +4,9 @@ import math
 
 import pytest
 
+from controller.predict import latency
 from controller.scale import FleetObservation, Member, load_metric, processing_rate
+from controller.scale.load import WORK_WINDOW_S
 
 
 @pytest.mark.parametrize(
@@ -105,3 +107,16 @@ def test_the_highest_load_of_late_counts_where_instances_are_unlike():
     assert seen.load_without(quick, 0.2) == pytest.approx(1.0)
     assert seen.load_without(slow, 0.2) == pytest.approx(0.25)
     assert FleetObservation((quick,), age_s=0.0).load_without(quick) == math.inf
+
+
+@pytest.mark.parametrize(("counted_s", "load"), [(None, 0.2), (60.0, 0.2), (5.0, 0.316), (1.0, 1.103), (0.0, 1.103)])
+def test_what_was_counted_for_a_moment_is_a_part_of_the_load(counted_s, load):
+    """1 - exp(-1/5) = 0.18 of the load shows in the first second."""
+    seen = FleetObservation((Member("a", "ready", 0.2), Member("b", "ready", 0.2)), age_s=0.1, counted_s=counted_s)
+    assert seen.load == pytest.approx(0.2)
+    assert seen.whole_load == pytest.approx(load, abs=0.001)
+    assert seen.load_without(seen.members[0]) == pytest.approx(2 * load, abs=0.002)
+
+
+def test_it_counts_computing_for_as_long_as_instances_do():
+    assert WORK_WINDOW_S == latency.WORK_WINDOW_S

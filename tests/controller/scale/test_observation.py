@@ -168,3 +168,9 @@ def test_collocated_instances_go_by_the_models_rates():
 def test_how_fast_an_instance_is_comes_from_its_gateway():
     assert [m.speed for m in look_at([READY], [message({**instance("a"), "speed": 2.5})]).members] == [2.5]
     assert [m.speed for m in look_at([READY], [message(instance("a"))]).members] == [0.0], "of an older release"
+
+
+def test_the_gateway_that_has_counted_least_says_for_how_long():
+    old, new = ({**message(instance("a")), "counted_s": seconds} for seconds in (900.0, 2.0))
+    assert look_at([READY], [old, new]).counted_s == 2.0
+    assert look_at([READY], [message(instance("a"))]).counted_s is None, "an older release"

@@ -19,6 +19,13 @@ def test_it_gives_the_instance_with_least_to_do_while_the_rest_stays_below_upper
     assert instance_to_give(DECODE, fleet(0.6, 0.6)) is None  # 0.6 x 2 / 1 = 1.2
 
 
+def test_it_gives_none_that_the_rest_needs_to_be_no_more_than_full():
+    lax = replace(DECODE, upper=2.0)
+    assert instance_to_give(lax, fleet(0.6, 0.6)) is None
+    assert instance_to_give(lax, fleet(0.4, 0.4)).id == "i0"
+    assert instance_to_give(lax, replace(fleet(0.4, 0.4), counted_s=1.0)) is None, "that is 0.18 of it"
+
+
 def test_it_keeps_its_minimum_and_its_last_one():
     assert instance_to_give(replace(DECODE, min_instances=2), fleet(0.0, 0.0)) is None
     assert instance_to_give(replace(DECODE, min_instances=0), fleet(0.0)) is None

@@ -1,6 +1,7 @@
 """The scaler against worked example H11 and at its edges. One tick a second unless a test says otherwise."""
 
 import json
+import math
 from dataclasses import replace
 
 import pytest
@@ -164,6 +165,23 @@ def test_an_instance_the_rest_could_not_replace_is_kept():
     run = Run(replace(CONFIG, lower=0.5, sustain_s=0))
     assert run.tick(fleet(0.45)) == []  # the other one would carry 0.9
     assert run.reasons() == ["rest_would_exceed_upper"]
+
+
+def test_the_rest_is_never_more_than_full_whatever_upper_tolerates():
+    lax = replace(CONFIG, upper=2.0, lower=0.8, sustain_s=0)
+    run = Run(lax)
+    assert run.tick(fleet(0.55)) == []  # the other one would carry 1.1
+    assert run.reasons() == ["rest_would_exceed_upper"]
+    assert short(Run(lax).tick(fleet(0.45))) == "in"
+
+
+def test_what_a_new_gateway_has_not_counted_yet_is_no_low_load():
+    """A fleet that is half busy reads 0.09 after one second, and 0.32 after five."""
+    run = Run(replace(CONFIG, lower=0.4, sustain_s=0))
+    young = [replace(fleet(0.5 * (1 - math.exp(-s / 5))), counted_s=float(s)) for s in range(1, 31)]
+    assert [run.tick(seen) for seen in young] == [[]] * 30
+    idle = [replace(fleet(0.1 * (1 - math.exp(-s / 5))), counted_s=float(s)) for s in range(1, 4)]
+    assert short(Run(replace(CONFIG, sustain_s=0)).tick(idle[0])) == "in"
 
 
 def test_bounds_are_restored_whatever_the_load():

@@ -80,6 +80,9 @@ def test_why_an_instance_is_kept_is_also_true_of_the_last_one():
         "scaler keeps every instance of demo at load 2 %: with one fewer, the arriving requests would exceed a load "
         "of 80 %"
     )
+    lax = {**SCALER, "load": 0.55, "upper": 2.0}
+    said = say("scale_hold", "scaler", "scaling_policy", "demo", "rest_would_exceed_upper", lax)
+    assert said.endswith("would exceed a load of 100 %")
 
 
 def test_a_change_tells_what_changed():

@@ -67,6 +67,19 @@ def test_an_idle_decode_instance_becomes_a_prefill_instance():
     assert sum(r.attained for r in result.records) > sum(r.attained for r in fixed.records)
 
 
+@pytest.mark.parametrize(("output", "rate"), [(4, 60.0), (20, 50.0)])
+def test_stages_that_scale_attain_what_fixed_ones_do_whatever_the_thresholds_tolerate(output, rate):
+    """Each prefill instance of two is 0.8 busy. The first tick sees 0.15 of that, and `upper` 2 tolerates twice what
+    one can do, so the stage gave away what the rush needed: 243 and 270 of 300 requests attained (decision 309)."""
+    lax = replace(PREFILL, upper=2.0, lower=0.8, sustain_s=1.0)
+    settings = ElasticSettings(lax, decode=replace(lax, role="decode"), most=8)
+    demands = rush(400, output, rate=rate)
+    fixed, scaled = (simulate(demands, "slackline", (P, P, D, D), elastic=each) for each in (None, settings))
+    assert sum(r.attained for r in scaled.records) >= sum(r.attained for r in fixed.records)
+    left = [decision for decision in kinds(scaled, "scale_in") if decision.at < demands[-1].at]
+    assert all(decision.subject == "model/decode" for decision in left), "decode had a spare one, prefill did not"
+
+
 def test_a_switch_costs_no_second_instance():
     """Its two lives follow each other: provisioned time is that of four instances, not of five."""
     result = run(rush(900, 2, count=500), (P, D, D, D), most=4)
