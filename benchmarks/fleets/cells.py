@@ -27,6 +27,8 @@ VLLM_CPU = {  # benchmarks/vllm/model.py in float32, one core of an Ice Lake Xeo
 SEEDS = (1000, 1037)
 DURATION_S = 30
 TIMES = (1.0, 1.3, 1.7)
+# Of the knee of the one instance with which a scaled fleet begins: one is enough, three are, and four are too few.
+ELASTIC_TIMES = (1.0, 2.5, 4.5)
 INSTANCE: Mapping[str, Any] = {
     "count": 2, "profile": A100, "kv_tokens": 262_144, "max_num_seqs": 64, "max_num_batched_tokens": 2048,
     "max_model_len": 16_384, "prefix_caching": False, "kv_bytes_per_token": 131_072,
@@ -87,13 +89,14 @@ def policies(slots: int) -> list[Any]:
 
 
 def cell(name: str, fleet: Any, tasks: Any = "4-task", slots: int = 64, **settings: Any) -> dict[str, Any]:
+    times = ELASTIC_TIMES if "elastic" in settings else TIMES
     workload = {"kind": "mix", "mix": tasks} if isinstance(tasks, str) else {"kind": "tasks", "tasks": tasks}
     return {
         "name": name,
         "instances": fleet,
         "policies": policies(slots),
         "seeds": list(SEEDS),
-        "knee": {"policy": "engine_priority_deadline", "times": list(TIMES)},
+        "knee": {"policy": "engine_priority_deadline", "times": list(times)},
         "settings": {"cutoff_s": 25.0, "network_s": 0.001, **settings},
         "workload": {**workload, "duration_s": DURATION_S},
     }
@@ -136,6 +139,10 @@ def cells() -> dict[str, dict[str, Any]]:
         "elastic_mixed": cell(
             "a scaler, long prompts and 256 sequences",
             instances(1, max_num_seqs=256), LONG_PROMPTS, 256, elastic=ELASTIC,
+        ),
+        "elastic_unlike": cell(
+            "a scaler, and one of two instances twice as slow",
+            [instances(1), instances(1, profile=slower(2.0))], elastic=ELASTIC,
         ),
         "elastic_gateways_2": cell("a scaler, two gateways", instances(1), elastic=ELASTIC, gateways=2),
         "elastic_disaggregated": cell(

@@ -19,6 +19,7 @@ RATE = {"disaggregated_1_1": 20.0}
 WAVES = (  # requests/s for several instances and for one, and for how many seconds
     ("elastic", (80.0, 20.0), (8.0, 40.0)),
     ("elastic_mixed", (9.0, 40.0), (1.0, 60.0)),
+    ("elastic_unlike", (80.0, 20.0), (6.0, 40.0)),
     ("elastic_gateways_2", (80.0, 20.0), (8.0, 40.0)),
     ("elastic_disaggregated", (80.0, 20.0), (8.0, 40.0)),
 )
