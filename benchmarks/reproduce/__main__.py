@@ -74,6 +74,13 @@ def stored(folder: Path) -> list[Section]:
     return [Section.from_json(json.loads(file.read_text())) for file in files if file.exists()]
 
 
+def retold(name: str, section: Section) -> Section:
+    """A stored section with the text, and the reasons, that its module gives today; no figure changes."""
+    tell = getattr(importlib.import_module(f"benchmarks.reproduce.{name}.section"), "retold", None)
+    made: Section = tell(section) if tell else section
+    return made
+
+
 def _order(parser: argparse.ArgumentParser, names: Sequence[str], parts: Sequence[str]) -> tuple[str, ...]:
     """The parts of the one paper to run; exits if there are none of that name."""
     if not parts:
@@ -95,7 +102,9 @@ def main(argv: Sequence[str] | None = None) -> None:
     )
     parser.add_argument("--traces", type=Path, help="folder of agents' traces, which Concord's part agents reads")
     parser.add_argument("--quick", action="store_true", help="small sizes, one seed; printed, not stored")
-    parser.add_argument("--page-only", action="store_true", help="write the pages from the stored results, run nothing")
+    parser.add_argument(
+        "--page-only", action="store_true", help="write texts and pages for the stored results, run nothing"
+    )
     parser.add_argument("--jobs", type=int, default=min(2, os.cpu_count() or 1), help="papers in parallel")
     args = parser.parse_args(argv)
     names = args.paper or list(PAPERS)
@@ -118,6 +127,12 @@ def main(argv: Sequence[str] | None = None) -> None:
                         kept = Section.from_json(json.loads(file.read_text())) if file.exists() else section
                         done[-1] = kept.updated(section, parts, order)
                     (STORE / f"{name}.json").write_text(json.dumps(done[-1].to_json(), indent=1) + "\n")
+    if args.page_only:
+        for name in names:
+            file = STORE / f"{name}.json"
+            if file.exists():
+                told = retold(name, Section.from_json(json.loads(file.read_text())))
+                file.write_text(json.dumps(told.to_json(), indent=1) + "\n")
     if not args.quick:
         done = stored(STORE)
         write(done, STORE)

@@ -19,7 +19,7 @@ TTFT_S, TPOT_S = 8.0, 0.05
 REQUESTS = 1000
 MEDIAN, SIGMA, SHORTEST, LONGEST = 1_950, 1.45, 32, 131_072
 OUTPUT_MEAN, OUTPUT_POWER, OUTPUT_SIGMA, LONGEST_OUTPUT = 240, 0.7, 0.8, 8_000
-PER_SEQUENCE_S = 1.8e-4  # the value of kairos.calibration that is nearest to the paper's DistServe
+PER_SEQUENCE_S = 1.8e-4  # of the costs in `fitting.py`, that of its best candidate for decode
 # 8K and 128K tokens prefill in 0.4004 and 8.8 s, decode at batch 1 in 11.0 and 40.3 ms (sec. 2.2; worked example K8).
 ANCHORS = LatencyCoefficients(0.0, 4.76595e-5, 1.48614e-10, 9.04667e-3, 2.38444e-7, PER_SEQUENCE_S)
 TESTBED = Testbed(ANCHORS, chunk=8_192, kv_tokens=2_000_000, decode_slots=128, ttft_s=TTFT_S, tpot_s=TPOT_S)

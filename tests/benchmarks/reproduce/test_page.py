@@ -8,7 +8,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from benchmarks.reproduce.__main__ import ROOT, STORE, main, run_paper, stored
+from benchmarks.reproduce.__main__ import PAPERS, ROOT, STORE, main, retold, run_paper, stored
 from benchmarks.reproduce.claims import VERDICTS, Claim, Plot, Section, Table
 from benchmarks.reproduce.page import write
 
@@ -156,6 +156,23 @@ def test_the_stored_results_give_the_committed_pages(tmp_path):
     for made in pages:
         kept = re.sub(r"!\[.*\]\(.*\.svg\)\n\n", "", (STORE / made.relative_to(tmp_path)).read_text())
         assert made.read_text() == kept, f"{made.name}: python -m benchmarks.reproduce --page-only"
+
+
+@pytest.mark.parametrize("paper", PAPERS)
+def test_stored_texts_and_reasons_are_those_of_the_code(paper):
+    section = Section.from_json(json.loads((STORE / f"{paper}.json").read_text()))
+    assert retold(paper, section) == section, "python -m benchmarks.reproduce --page-only"
+
+
+def test_a_page_says_how_long_all_parts_took(tmp_path):
+    parts = {"fig1": {"took": "40 s"}, "fig2": {"took": "3600 s"}}
+    section = Section(
+        "Paper", "", [parted("1", 1.0, "fig1"), parted("2", 3.0, "fig2")], [], [], {"on": "2026-11-29", "parts": parts}
+    )
+    write([section], tmp_path)
+    assert "- all of these parts: 3,640 s (61 minutes)\n" in (tmp_path / "paper.md").read_text()
+    write([replace(section, claims=[*section.claims, parted("3", 1.0, "fig3")])], tmp_path)
+    assert "all of these parts" not in (tmp_path / "paper.md").read_text()
 
 
 def test_a_stored_section_reads_back():
