@@ -1,6 +1,7 @@
 """`make reproduce`: all papers, or those named by --paper; then writes docs/reproduction from all stored results.
 
-Papers run in parallel, one process each, `--jobs` at a time. The last line of output is one JSON list of claims.
+Papers run in parallel, one process each, `--jobs` at a time. The last line of output is one JSON object: the headlines
+(`benchmarks/reproduce/headlines.py`) and `claims`, a list.
 """
 
 from __future__ import annotations
@@ -21,6 +22,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.reproduce.claims import Section
+from benchmarks.reproduce.headlines import headlines
 from benchmarks.reproduce.page import write
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -139,7 +141,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     for claim in (claim for section in done for claim in section.claims):
         ours = "-" if claim.ours is None else f"{claim.ours:.4g}"
         print(f"{claim.paper:12} {claim.figure:12} {claim.claim:60.60} {claim.theirs!s:>8} {ours:>8} {claim.reached}")
-    print(json.dumps([asdict(claim) for section in done for claim in section.claims]))
+    print(json.dumps({**headlines(done), "claims": [asdict(claim) for section in done for claim in section.claims]}))
 
 
 if __name__ == "__main__":

@@ -10,6 +10,7 @@ import pytest
 
 from benchmarks.reproduce.__main__ import PAPERS, ROOT, STORE, main, retold, run_paper, stored
 from benchmarks.reproduce.claims import VERDICTS, Claim, Plot, Section, Table
+from benchmarks.reproduce.headlines import headlines
 from benchmarks.reproduce.page import write
 
 SECTION = Section(
@@ -173,6 +174,18 @@ def test_a_page_says_how_long_all_parts_took(tmp_path):
     assert "- all of these parts: 3,640 s (61 minutes)\n" in (tmp_path / "paper.md").read_text()
     write([replace(section, claims=[*section.claims, parted("3", 1.0, "fig3")])], tmp_path)
     assert "all of these parts" not in (tmp_path / "paper.md").read_text()
+
+
+def test_headlines_are_those_of_the_stored_claims():
+    found = headlines(stored(STORE))
+    combined = found["combined"]
+    assert (combined["first_loads"], combined["loads_at_64_and_256"]) == (104, 12)
+    assert 0 < combined["at_least_as_good_of_first"] <= 104
+    assert set(found["pd_cost"]) == {"Qwen7B", "Qwen32B"}
+    assert {figure: gain["paper"] for figure, gain in found["kairos_gains"].items()} == {
+        "Fig. 4": 23.9, "Fig. 5": 27.1, "Fig. 3": 33.8,
+    }  # fmt: skip
+    assert headlines([SECTION]) == {}
 
 
 def test_a_stored_section_reads_back():
