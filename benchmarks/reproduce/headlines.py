@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from benchmarks.reproduce.claims import Claim, Section
 
@@ -11,7 +11,7 @@ LARGER = ("HyperFlexis, 64 sequences", "HyperFlexis, 256 sequences")  # figures 
 ADDED = re.compile(r"1 worker of (64|256) sequences")  # settings that were compared later than the first 104
 COST = re.compile(r"slackline, scaling: disaggregated cost over round robin's, (\w+), highest")
 GAINS = "Gains over DistServe at equal normalised load (judged), at equal QPS, and the largest"
-Headlines = dict[str, dict[str, float] | dict[str, dict[str, float]]]
+Headlines = dict[str, Mapping[str, float] | Mapping[str, Mapping[str, float]]]
 
 
 def headlines(sections: Sequence[Section]) -> Headlines:

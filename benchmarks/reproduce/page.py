@@ -152,7 +152,7 @@ def _run(section: Section) -> str:
     again: Mapping[str, Mapping[str, Any]] = meta.get("parts", {})
     parts = [f"- {_part(name)}: run again {_when(own)}\n" for name, own in again.items()]
     took = [str(own.get("took", "")).removesuffix(" s") for own in again.values()]
-    made = {each.part for each in (*section.claims, *section.tables, *section.plots)}
+    made = {claim.part for claim in section.claims} | {table.part for table in section.tables}
     if len(again) > 1 and made <= set(again) and all(each.isdigit() for each in took):
         seconds = sum(map(int, took))
         parts.append(f"- all of these parts: {seconds:,} s ({seconds / 60:.0f} minutes)\n")
