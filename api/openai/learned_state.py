@@ -125,7 +125,8 @@ class LearnedState:
         if "workflows" in stored.parts:  # files of older releases lack it
             self._part("workflows", gateway.workflows.restore)
         gateway.fleet.learned = self._of_instance
-        log.info("what was learned until %.0f s ago is used again", stored.age_s)
+        told = "is used again" if stored.age_s < LENGTHS_S else "is too old to be used"
+        log.info("what was learned until %.0f s ago %s", stored.age_s, told)
 
     def restore_configured(self) -> None:
         """What priorities measured, and the frames of the ordering: once the gateway has its configuration."""

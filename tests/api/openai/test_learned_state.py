@@ -221,8 +221,11 @@ def test_a_part_that_cannot_be_read_costs_no_other_part(taken, file, part, caplo
     [(50, {"windows", "instances", "answer"}), (70, {"instances", "answer"}), (LATENCY_S + 60, {"answer"}),
      (LENGTHS_S + 60, set())],
 )  # fmt: skip
-def test_what_is_too_old_is_not_used(taken, file, later_s, kept):
-    found, _ = known(file, wall=lambda: time.time() + later_s)
+def test_what_is_too_old_is_not_used(taken, file, later_s, kept, caplog):
+    with caplog.at_level(logging.INFO):
+        found, _ = known(file, wall=lambda: time.time() + later_s)
+    assert ("is used again" in caplog.text) == bool(kept)
+    assert ("is too old to be used" in caplog.text) == (not kept)
     first = fresh()
     assert bool(found["windows"]) == ("windows" in kept)
     assert (found["instances"] == taken[1]["instances"]) == ("instances" in kept)

@@ -23,6 +23,7 @@ from django.conf import settings
 from django.db import connection
 from django.utils import timezone
 
+from api.openai.learned_state import LearnedFile
 from controller.models import ApiKey, Instance, RequestRecord
 from controller.services.actors import SYSTEM
 from controller.services.fleet.instances import instance_observe, instance_register
@@ -401,6 +402,30 @@ def test_a_killed_gateway_goes_on_with_what_it_learned(tmp_path: Path, two_engin
         until(lambda: RequestRecord.objects.count() > len(answers))
         later_frame, later_cutoff = last_sent()
         assert (later_frame > frame, later_cutoff) == (True, cutoff), "frames go on from where they were"
+    finally:
+        first.stop()
+        if again is not None:
+            again.stop()
+
+
+def test_a_gateway_starts_and_serves_beside_a_damaged_file_and_replaces_it(
+    tmp_path: Path, two_engines: list[EngineProcess]
+) -> None:
+    first = gateway_over(tmp_path, two_engines)
+    file, log = tmp_path / f"{first.name}.learned.json", tmp_path / "gateway.log"
+    again = None
+    try:
+        assert first.ask().status_code == 200
+        until(file.exists, 5)
+        first.process.kill()
+        first.process.wait(5)
+        file.write_bytes(file.read_bytes()[:-20])
+        damaged = file.read_bytes()
+        again = GatewayProcess(tmp_path, first.key, first.secret, name=first.name)
+        assert again.ask().status_code == 200
+        assert f"what was learned before is not used, {file}: it was cut or changed" in log.read_text()
+        until(lambda: file.read_bytes() != damaged, 5)
+        assert LearnedFile(file).load(time.time()) is not None
     finally:
         first.stop()
         if again is not None:
