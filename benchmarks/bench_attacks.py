@@ -3,7 +3,7 @@
 A gateway over PostgreSQL and Redis serves a reference engine. Each attack runs on raw sockets of this machine while an
 honest client sends requests one after the other. An attack is held if its own check passes (nothing stays open, nothing
 is taken in without an end), the gateway's memory stays below 300 MB, and the honest client's p99 is at most twice its
-usual one, which is measured first in the same run, or 50 ms. A shared machine stalls longer than that by itself, so an
+usual one, which is measured first in the same run, or 100 ms. A shared machine stalls longer than that by itself, so an
 attack beside which only p99 was too high is run again, at most five times, and held against the usual p99 of that
 moment; `tries` says how often. Times for head, body and
 sending are shortened to 2 s, so that a run takes two minutes. Hostile engines are in `tests/workers/http`.
@@ -47,7 +47,7 @@ BUSY_S = 4.0  # how long an attack goes on that nobody ends: longer than any of 
 WITHIN_S = 12.0  # of these and the sweep, 3 s together, on a machine that may stand still for seconds
 MOST_MB = 300.0
 SLOWER = 2.0
-LEAST_P99_MS = 50.0
+LEAST_P99_MS = 100.0  # attackers, gateway, engine and client share two cores, which may be slow
 USUAL_S = 8.0
 USUAL_AGAIN_S = 3.0
 MOST_BUSY = 4.0
