@@ -192,6 +192,7 @@ def test_an_edit_of_the_mapping_is_previewed_and_undone(visit, traffic):
     expect(page.get_by_role("status").first).to_contain_text("updated")
 
 
+@pytest.mark.thorough
 def test_redis_hanging_is_said_and_the_experiment_goes_on(visit, stack):
     page = visit("operator")
     start(page, rate="60", duration="100", name="Through an outage")
@@ -206,6 +207,7 @@ def test_redis_hanging_is_said_and_the_experiment_goes_on(visit, stack):
     expect(page.locator('[data-chart="ttft"] .main-svg').first).to_be_visible(timeout=DONE_S)
 
 
+@pytest.mark.thorough
 def test_a_killed_worker_is_followed_by_another_one_that_goes_on(visit, stack):
     page = visit("operator")
     start(page, rate="60", duration="120", name="Killed in the middle")

@@ -64,6 +64,7 @@ def decisions(system, kind, name, field="subject"):
     return system.query(sql, kind, name)
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("warm", [0, 1])
 def test_from_the_decision_to_the_first_token(system, say, tiny, warm):
     name, keep = tiny

@@ -126,6 +126,7 @@ def test_several_simulated_runs_count_by_their_median():
     assert found["by_class"] == {"a": [0.8, 0.81]}
 
 
+@pytest.mark.thorough
 @pytest.mark.simulated
 def test_calibration_runs_give_the_step_times_back_and_an_even_speed():
     plans = [sustained(MIXES["4-task"], 20.0, seed, 40.0) for seed in (3, 4)]
@@ -235,6 +236,7 @@ def test_records_of_a_noisy_machine_leave_every_step_its_time():
     assert max(map(max, speed.series)) > 1.0
 
 
+@pytest.mark.thorough
 @pytest.mark.simulated
 def test_the_whole_measurement_goes_on_where_it_stopped(monkeypatch, tmp_path):
     """With a simulated pair in place of the real one the figures are the simulator against itself."""

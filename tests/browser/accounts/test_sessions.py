@@ -27,6 +27,7 @@ def test_a_session_is_ended_from_another_one(visit, stack, trouble):
     expect(there.get_by_role("heading", name="Sign in")).to_be_visible()
 
 
+@pytest.mark.thorough
 def test_too_many_failures_are_explained(visit, trouble):
     trouble.expected = ("429",)
     page = visit(None, "/login/")

@@ -118,6 +118,7 @@ def test_fields_of_a_search_stand_on_one_line(visit, path, shot):
     assert len(set(tops)) == 1
 
 
+@pytest.mark.thorough
 def test_times_above_a_timeline_are_whole(visit, places, shot):
     page = visit("viewer", f"/requests/{places['missed']}/", 1280)
     timeline = page.locator(".timeline")

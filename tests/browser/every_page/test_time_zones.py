@@ -43,6 +43,7 @@ def search(page: Page, expected: str) -> None:
     page.wait_for_url(f"**since={expected.replace(':', '%3A')}*")
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("zone", ZONES)
 def test_a_request_is_found_by_the_time_that_its_row_shows(visit: Visit, caller: Caller, places: Places, zone: str):
     arrived = datetime.fromisoformat(caller.get(f"requests/{places['request']}")["arrived_at"]).astimezone(UTC)

@@ -110,6 +110,7 @@ def test_many_links_are_folded_and_stay_open_once_opened(visit, many):
     assert serious_findings(page) == []
 
 
+@pytest.mark.thorough
 def test_without_script_the_table_scrolls_in_a_box(engine, stack, signed_in, many):
     context = engine.new_context(
         base_url=stack.console,

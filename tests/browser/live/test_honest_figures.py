@@ -76,6 +76,7 @@ def test_the_times_to_the_first_token_say_whose_they_are(visit, stack):
     expect(cell).to_have_text(re.compile(r"^[1-9]\d* of \d+ requests; \d+ not streamed"))
 
 
+@pytest.mark.thorough
 def test_a_policy_that_is_switched_off_shows_no_old_load_as_now(visit, caller):
     instance = engine_of_its_own(caller, MODEL)
     page = visit("operator", "/scaling/new/")

@@ -84,6 +84,7 @@ def test_a_page_that_is_asked_for_again_moves_without_being_loaded_again(visit, 
     assert page.evaluate("window.stayed")
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("path", ["/", "/fleet/"])
 def test_redis_hanging_is_said_and_the_page_recovers(visit, stack, path):
     page = visit("viewer", path)

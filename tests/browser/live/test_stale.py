@@ -28,6 +28,7 @@ def frozen(stack):
     os.kill(pid, signal.SIGCONT)
 
 
+@pytest.mark.thorough
 def test_with_the_gateway_frozen_the_headline_is_stale_and_grey(visit, stack, frozen):
     for each in stack.send(2, slo_class="interactive", max_tokens=5):
         each.result()

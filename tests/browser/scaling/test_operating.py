@@ -127,6 +127,7 @@ def test_a_scaling_policy_is_made_switched_off_and_changed(visit, trouble, lane,
     assert (stored["enabled"], stored["max_instances"]) == (False, 3)
 
 
+@pytest.mark.thorough
 def test_each_way_to_scale_in_is_saved_and_shown_again(visit, caller):
     """On a model without engines, so that nothing is put to sleep meanwhile."""
     caller.post("models", {"name": "sleeper", "context_tokens": 8192})

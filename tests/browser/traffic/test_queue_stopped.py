@@ -87,6 +87,7 @@ def said(page, pattern):
     return [int(each or 0) for each in found.groups()]
 
 
+@pytest.mark.thorough
 def test_a_long_command_is_stopped_in_the_middle_and_what_is_said_of_it_is_true(visit, gateway, caller):
     process = gateway(4000, "--answer-after", "0.75")  # 12 s in all: time to stop it on a busy machine
     page = open_crowd(visit)

@@ -108,6 +108,7 @@ def test_a_gateway_of_before_leaves_the_end_out(tab):
     assert found == {"text": "too late", "ends": "", "late": True}
 
 
+@pytest.mark.thorough
 def test_what_becomes_of_requests_is_said_once_their_engine_is_gone(visit, stack, caller):
     """As the gateway answers them. While others have engines it is a line, and an empty queue promises nothing."""
     model = "leaving"

@@ -178,6 +178,7 @@ def test_a_source_that_dies_in_the_middle_is_followed_by_the_next(policy, jobs, 
     assert text(new) == text(first)
 
 
+@pytest.mark.thorough
 def test_a_scale_out_whose_source_dies_takes_the_copy_in_host_memory(policy, jobs, tmp_path):
     """As it was planned, nobody naming sources: the only engine, then what it left in this host's memory."""
     copies = tmp_path / "copies"

@@ -62,6 +62,7 @@ async def alone(session: aiohttp.ClientSession, engine: EngineProcess, body: dic
         return pieces(await answer.text())
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("scheduler", ["continuous", "slackline"])
 async def test_the_answer_is_the_single_engines_and_its_record_shows_the_stages(
     scheduler: str, fleet_token: str

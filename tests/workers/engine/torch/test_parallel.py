@@ -69,6 +69,7 @@ async def test_two_ranks_say_what_one_says(both):
         assert (await rounds(two))["preempts"] > 0, await rounds(two)
 
 
+@pytest.mark.thorough
 async def test_two_ranks_that_measured_themselves_stop_together():
     """What they ran for that has boundaries too, which the first rank alone must not leave out."""
     with started("--scheduler", "preemptive", *TWO) as two:
@@ -80,6 +81,7 @@ async def test_two_ranks_that_measured_themselves_stop_together():
         assert (await rounds(two))["preempts"] > 0, await rounds(two)
 
 
+@pytest.mark.sampled(1)
 async def test_they_sample_the_same(both):
     _, one, two = both
     asked = {"temperature": 0.9, "top_p": 0.95, "seed": 11}
@@ -142,6 +144,7 @@ def gone(processes):
     return not alive
 
 
+@pytest.mark.thorough
 def test_what_ranks_open_for_each_other_is_open_to_this_host_only():
     with started(*TWO) as engine:
         processes = [psutil.Process(engine.process.pid), *others(engine)]

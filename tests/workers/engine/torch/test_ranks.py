@@ -42,6 +42,7 @@ def commands_of(commands, step_id):
 @pytest.mark.parametrize(
     ("boundary", "times"), [pytest.param("OPERATOR", TIMES, marks=pytest.mark.slow), ("LAYER", 100)]
 )
+@pytest.mark.sampled(1)
 def test_ranks_stop_at_the_same_operator_and_never_wait_for_each_other(tmp_path, boundary, times):
     first, second = run_ranks(tmp_path, folder(), times, boundary)
     assert first == second

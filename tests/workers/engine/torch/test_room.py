@@ -49,6 +49,7 @@ def test_reserved_memory_is_touched():
     assert all(not slot.memory.any() for slot in slots.values())
 
 
+@pytest.mark.thorough
 async def test_a_warm_engine_with_room_loads_from_another_and_says_the_same():
     ask = {"model": "tiny", "prompt": list(range(40)), "max_tokens": 8, "ignore_eos": True, "temperature": 0}
     source = EngineProcess(*OPTIONS, *NAMED, token=FLEET["token"])

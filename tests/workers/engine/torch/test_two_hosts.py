@@ -15,7 +15,11 @@ from tests.workers.engine.client import COMPLETIONS, complete, kv_has_come, kv_r
 from tests.workers.engine.process import FLEET, EngineProcess
 from tests.workers.engine.torch.bench import VOCABULARY, folder
 
-pytestmark = [pytest.mark.torch, pytest.mark.skipif(network_missing() is not None, reason=network_missing() or "")]
+pytestmark = [
+    pytest.mark.torch,
+    pytest.mark.thorough,
+    pytest.mark.skipif(network_missing() is not None, reason=network_missing() or ""),
+]
 GBIT = 0.08  # 10 MB/s
 SILENT_S = 10.0  # after which nothing more comes (`wire.STALL_S`)
 KV = (

@@ -218,6 +218,7 @@ async def test_another_rank_loads_without_a_daemon(path, monkeypatch):
 # ---- engines --------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.thorough
 async def test_the_record_of_an_engine_says_how_its_load_went(path, monkeypatch):
     monkeypatch.setenv("FLOW_SOCKET", path)
     same = (
