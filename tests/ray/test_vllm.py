@@ -14,7 +14,7 @@ from controller.engine.shipped_templates import SHIPPED
 from controller.wording.scaling import START_STEPS
 from tests.ray.fleet import READY_S, Fleet
 
-pytestmark = [pytest.mark.ray, pytest.mark.db]
+pytestmark = [pytest.mark.ray, pytest.mark.db, pytest.mark.thorough]
 
 ID, START_S = "vllm-on-ray", 240.0  # on a busy machine
 # The shipped template, on a device of the cluster, without the minutes that vLLM takes to compile for a CPU.

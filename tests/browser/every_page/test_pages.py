@@ -36,7 +36,7 @@ def controls_shown(page, name, role):
                 expect(control, f"{role} finds {text}").to_have_count(0)
 
 
-@pytest.mark.sampled(40)
+@pytest.mark.sampled(30)
 @pytest.mark.parametrize("listed", PAGES, ids=lambda listed: listed.name)
 @pytest.mark.parametrize(("role", "width", "scheme"), PASSES)
 def test_a_page_opens_shows_its_controls_is_accessible_and_fits(tab, places, trouble, role, width, scheme, listed):
