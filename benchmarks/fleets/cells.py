@@ -135,21 +135,9 @@ def cells() -> dict[str, dict[str, Any]]:
             instances(profile=VLLM_CPU, max_num_seqs=32, kv_tokens=65_536, max_model_len=4096), TIGHT_PACE, 32,
         ),
         "cached_prefixes": cell("prompts that share a prefix", instances(prefix_caching=True), CACHED),
-        "elastic": cell("a scaler between one and four instances", instances(1), elastic=ELASTIC),
-        "elastic_mixed": cell(
-            "a scaler, long prompts and 256 sequences",
-            instances(1, max_num_seqs=256), LONG_PROMPTS, 256, elastic=ELASTIC,
-        ),
-        "elastic_unlike": cell(
-            "a scaler, and one of two instances twice as slow",
-            [instances(1), instances(1, profile=slower(2.0))], elastic=ELASTIC,
-        ),
-        "elastic_gateways_2": cell("a scaler, two gateways", instances(1), elastic=ELASTIC, gateways=2),
-        "elastic_disaggregated": cell(
-            "a scaler for each stage", disaggregated(1, 1), links=LINKS, elastic={**ELASTIC, "decode": ELASTIC}
-        ),
         "unprofiled_gateways": cell("no profile, two gateways", instances(profiled=False), LONG_PROMPTS, gateways=2),
     }  # fmt: skip
+    found |= scaled()
     for prefill, decode in ((1, 1), (1, 3), (3, 1)):
         found[f"disaggregated_{prefill}_{decode}"] = cell(
             f"{prefill} prefill and {decode} decode instances", disaggregated(prefill, decode), links=LINKS
@@ -163,6 +151,25 @@ def cells() -> dict[str, dict[str, Any]]:
         "decode instances that compute the first token in a slot", [prefills, decodes], links=LINKS
     )
     return found
+
+
+def scaled() -> dict[str, dict[str, Any]]:
+    """Fleets that a scaler changes."""
+    return {
+        "elastic": cell("a scaler between one and four instances", instances(1), elastic=ELASTIC),
+        "elastic_mixed": cell(
+            "a scaler, long prompts and 256 sequences",
+            instances(1, max_num_seqs=256), LONG_PROMPTS, 256, elastic=ELASTIC,
+        ),
+        "elastic_unlike": cell(
+            "a scaler, and one of two instances twice as slow",
+            [instances(1), instances(1, profile=slower(2.0))], elastic=ELASTIC,
+        ),
+        "elastic_gateways_2": cell("a scaler, two gateways", instances(1), elastic=ELASTIC, gateways=2),
+        "elastic_disaggregated": cell(
+            "a scaler for each stage", disaggregated(1, 1), links=LINKS, elastic={**ELASTIC, "decode": ELASTIC}
+        ),
+    }  # fmt: skip
 
 
 def text(config: Mapping[str, Any]) -> str:
