@@ -24,6 +24,7 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from controller.core.load import WORK_WINDOW_S
 from controller.core.types import LatencyCoefficients
 from controller.predict.latency_fit import solve_nonnegative
 
@@ -36,7 +37,6 @@ ENOUGH = 25  # intervals of a kind after which its coefficients are measured one
 KEPT = 0.95  # of a running mean per interval: some 20 intervals count
 FEWEST = 5  # intervals that say how fast an instance is beside its profile
 SAME_BATCH_S = 0.001  # first tokens closer together were computed in one batch
-WORK_WINDOW_S = 5.0  # long enough for several prefills, short enough to follow a rise of traffic
 
 
 class LatencyModel:

@@ -17,12 +17,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from controller.core.decisions import Figure
+from controller.core.load import WORK_WINDOW_S
 from controller.core.staleness import STALE_PERIODS
 
 RATE_WINDOW_S = 10.0  # over which gateways count arrivals and completions
-WORK_WINDOW_S = 5.0  # as `controller.predict.latency.WORK_WINDOW_S`: over which they count computing
 LEAST_COUNTED_S = 1.0  # what was counted for less is taken as counted for so long
-FULL = 1.0  # load of a fleet that can do no more, whatever `upper` tolerates
 FEWEST_FINISHED = 5.0  # with fewer in a window, and nothing queued, the rate is unknown
 LEAST_UTILISATION = 0.05  # below, finished / utilisation is noise
 CLEARLY_FASTER = 1.5  # instances of one kind differ by less, once each has learned from its own traffic

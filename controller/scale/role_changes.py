@@ -16,8 +16,9 @@ from collections.abc import Mapping
 from typing import NamedTuple
 
 from controller.core.decisions import Decision, Figure
+from controller.core.load import FULL
 from controller.scale.config import ScalingConfig
-from controller.scale.load import FULL, FleetObservation, Member
+from controller.scale.load import FleetObservation, Member
 
 
 class SwitchRole(NamedTuple):

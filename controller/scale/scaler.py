@@ -32,9 +32,10 @@ from dataclasses import asdict, dataclass, replace
 from typing import Any, NamedTuple
 
 from controller.core.decisions import Decision, Figure
+from controller.core.load import FULL
 from controller.core.staleness import STALE_PERIODS
 from controller.scale.config import ScalingConfig
-from controller.scale.load import FULL, FleetObservation, Member
+from controller.scale.load import FleetObservation, Member
 from controller.scale.role_changes import spare_since
 
 STEADY = "steady"

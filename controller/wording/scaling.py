@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from typing import Protocol
 
-from controller.wording.sentences import FULL, UNBOUNDED
+from controller.core.load import FULL
+from controller.wording.sentences import UNBOUNDED
 
 
 class StoredPolicy(Protocol):

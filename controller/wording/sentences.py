@@ -8,6 +8,7 @@ from string import Formatter
 from typing import Any, Protocol
 
 from controller.core.decisions import DecisionMessage
+from controller.core.load import FULL
 from controller.wording.changes import changes
 from controller.wording.vocabulary import RENAMED, line, reason_in_words
 
@@ -196,7 +197,6 @@ PREDICATES: dict[str, str] = {
     "experiment_cancelled": "cancelled experiment {subject}",
 }
 TELL_CHANGES = ("instance_role_set", "instance_role_switch_ordered")  # their predicate does not say what changed
-FULL = 1.0  # the most that the rest may have if one is removed, as in `controller.scale.load`
 LOADS = ("load", "upper", "lower")  # shares, shown in percent of what the fleet can serve
 UNBOUNDED = "unbounded load (requests arrive and none finish)"  # a decision has no number for it
 NONE_UP = "unbounded load (requests arrive and no instance is up)"

@@ -4,9 +4,7 @@ import math
 
 import pytest
 
-from controller.predict import latency
 from controller.scale import FleetObservation, Member, load_metric, processing_rate
-from controller.scale.load import WORK_WINDOW_S
 
 
 @pytest.mark.parametrize(
@@ -116,7 +114,3 @@ def test_what_was_counted_for_a_moment_is_a_part_of_the_load(counted_s, load):
     assert seen.load == pytest.approx(0.2)
     assert seen.whole_load == pytest.approx(load, abs=0.001)
     assert seen.load_without(seen.members[0]) == pytest.approx(2 * load, abs=0.002)
-
-
-def test_it_counts_computing_for_as_long_as_instances_do():
-    assert WORK_WINDOW_S == latency.WORK_WINDOW_S
