@@ -116,7 +116,7 @@ def opened(stack: Stack, engine: Browser, signed_in: dict[str, Any], watcher: Tr
             **{"timezone_id": "UTC", **more},
         )
         page = context.new_page()
-        page.set_default_timeout(20_000)
+        page.set_default_timeout(60_000)  # a queue that never rests leaves two slow cores little for a click
         watcher.watch(page)
         return page
 
