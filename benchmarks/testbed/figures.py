@@ -13,12 +13,13 @@ import uvloop
 
 from benchmarks.testbed.daemons import clients, daemons
 from benchmarks.testbed.hosts import EmulatedHost
-from benchmarks.testbed.serve import LinkedRun, LinkNetwork, PairwiseRun
+from benchmarks.testbed.serve import LinkedRun, LinkNetwork, PairwiseRun, host_names
 from benchmarks.testbed.transport import Transport
 from benchmarks.testbed.workload import TARGET, PrefillLoad
 from controller.flow.flows import FlowStage
 from controller.flow.gate import OFF
 from controller.flow.policies import FLOW_POLICIES, FairSharing, FlowPolicy
+from controller.simulator.flows.gated import GatedRun
 from controller.simulator.flows.prefill import PrefillRequest, ServedPrefill, alone_s
 from workers.flowd.client import Flow, FlowClient
 
@@ -52,9 +53,21 @@ def policy_of(name: str) -> FlowPolicy:
 
 
 def simulated(load: PrefillLoad, policy: str, seed: int) -> PrefillFigures:
-    """The same requests over the simulator's network, with links as fast as the testbed's carry payload."""
+    """The same requests over the simulator's network, with links as fast as the testbed's carry payload and, but for
+    `off`, the gate of a daemon on each host that sends."""
     run, requests = PairwiseRun(load.settings, lambda: policy_of(policy)), load.requests(seed)
+    if policy != OFF:
+        run.network = gated_network(load, policy)
     return _figures(load, requests, run.serve(requests), run.collective_s, run.now)
+
+
+def gated_network(load: PrefillLoad, policy: str) -> GatedRun:
+    """Links and daemons of a testbed. A daemon is told the bits of its link; headers take some of them."""
+    settings = load.settings
+    ports = {f"{host}.{side}": load.shape.port_bytes_per_s for host in host_names(settings) for side in ("out", "in")}
+    return GatedRun(
+        ports, lambda: policy_of(policy), load.mbit * 1e6 / 8, period_s=settings.period_s, report_s=settings.report_s
+    )
 
 
 def served(

@@ -8,7 +8,9 @@ from benchmarks.testbed.figures import simulated
 from benchmarks.testbed.serve import PairwiseRun, host_names
 from benchmarks.testbed.workload import MIXES, PAYLOAD, PrefillLoad
 from controller.flow.flows import FlowStage
+from controller.flow.gate import Gate
 from controller.flow.policies import FairSharing
+from controller.simulator.flows import gated
 from controller.simulator.flows.prefill import PrefillRequest, alone_s
 
 LOAD = PrefillLoad(ranks=2, warm_up=2, counted=10)
@@ -93,3 +95,18 @@ def test_the_simulated_load_contends_and_mfs_shortens_its_exchanges():
     off, mfs = (simulated(load, policy, 1) for policy in ("off", "mfs"))
     assert 0.0 < off.attainment < 1.0
     assert mfs.cct_ms < 0.8 * off.cct_ms
+
+
+@pytest.mark.parametrize(("policy", "gates"), [("off", 0), ("mfs", 4)])
+def test_the_simulated_hosts_decide_as_their_daemons_do(monkeypatch, policy, gates):
+    """One gate for each host that sends, with the bandwidth that its daemon is started with."""
+    made = []
+
+    class CountedGate(Gate):
+        def __init__(self, scheduler, bandwidth, config=None):
+            made.append(bandwidth)
+            super().__init__(scheduler, bandwidth, config)
+
+    monkeypatch.setattr(gated, "Gate", CountedGate)
+    simulated(LOAD, policy, 1)
+    assert made == [LOAD.mbit * 1e6 / 8] * gates
