@@ -10,6 +10,8 @@ and `cct_ms` (mean time of an exchange) by policy, `contention` (`off` over `off
 exchanges), `uncontended_cost_pct` (of single transfers) and `simulator_error_pct` (the largest, of exchanges and first
 tokens, over policies). Goals: 1.2 times the attainment and 25 % less `cct_ms` than `off`, cost 2 %, simulator 10 %.
 
+`--simulated` runs the second half alone, with the daemons' gates and with links shared to the byte; it needs no hosts.
+
 QUICK=1: one seed, fewer requests, `off` and `mfs` only. Needs root, `ip` and `tc`; without them it says so.
 """
 
@@ -107,12 +109,25 @@ def result(
         "uncontended_ms": {mode: round(1e3 * statistics.median(of), 2) for mode, of in took.items()},
         "simulator_error_pct": max(max(of.values()) for of in errors.values()),
         "simulator_errors": errors,
-        "simulated": {
-            name: {figure: round(mean(of, figure), 4) for figure in ("attainment", "cct_ms", "ttft_s")}
-            for name, of in simulation.items()
-        },
+        "simulated": _means(simulation),
         "goals": GOALS,
         "runs": {name: [each.as_json() for each in of] for name, of in runs.items()},
+    }
+
+
+def only_simulated(load: PrefillLoad, policies: Sequence[str], seeds: Sequence[int]) -> dict[str, Any]:
+    """Means over seeds by policy, with the daemons' gates and with links that are shared to the byte."""
+    found: dict[str, Any] = {}
+    for sharing, gates in (("gates", True), ("to_the_byte", False)):
+        by_policy = {name: [simulated(load, name, seed, gates) for seed in seeds] for name in policies}
+        found[sharing] = _means(by_policy)
+    return found
+
+
+def _means(by_policy: Mapping[str, Sequence[PrefillFigures]]) -> dict[str, dict[str, float]]:
+    return {
+        name: {figure: round(mean(of, figure), 4) for figure in ("attainment", "cct_ms", "ttft_s")}
+        for name, of in by_policy.items()
     }
 
 
@@ -147,6 +162,7 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--policies", nargs="+", choices=POLICIES, help="off and mfs always (default: all)")
     parser.add_argument("--pairs", type=int, help="single transfers with and without daemon (default: 60, QUICK=1 20)")
     parser.add_argument("--tries", type=int, default=2, help="runs until one on a machine that keeps up (%(default)s)")
+    parser.add_argument("--simulated", action="store_true", help="only the simulation, which needs no hosts")
     args = parser.parse_args()
     quick = os.environ.get("QUICK", "") not in ("", "0")
     args.counted = args.counted or (16 if quick else defaults.counted)
@@ -159,23 +175,27 @@ def arguments() -> argparse.Namespace:
 def main() -> None:
     args = arguments()
     stop_on_sigterm()
-    if (missing := hosts_missing()) is not None:
-        note(f"skipped: {missing}")
-        print(json.dumps({"skipped": missing}))
-        return
-    if os.getsid(0) == os.getpid():
-        prefer(os.getpid())
     load = replace(
         PrefillLoad(), mix=MIXES[args.mix], mbit=args.mbit, ranks=args.ranks, load=args.load, mean=args.mean,
         counted=args.counted,
     )  # fmt: skip
     policies = list(dict.fromkeys(args.policies))
     seeds = range(FIRST_SEED, FIRST_SEED + args.seeds)
+    settings = {**vars(args), "mix": args.mix}
+    if args.simulated:
+        print(json.dumps({"simulated": only_simulated(load, policies, seeds), "settings": settings}))
+        return
+    if (missing := hosts_missing()) is not None:
+        note(f"skipped: {missing}")
+        print(json.dumps({"skipped": missing}))
+        return
+    if os.getsid(0) == os.getpid():
+        prefer(os.getpid())
     with hosts_on_a_switch(host_names(load.settings), load.mbit, fabrics=2) as hosts:
         took = uncontended(load, args.pairs, hosts, "mfs")
         runs, dropped = measured(load, policies, seeds, args.tries, hosts)
     simulation = {name: [simulated(load, name, seed) for seed in seeds] for name in policies}
-    found = {**result(runs, simulation, took), "dropped": dropped, "settings": {**vars(args), "mix": args.mix}}
+    found = {**result(runs, simulation, took), "dropped": dropped, "settings": settings}
     print(table(found))
     print(json.dumps(found))
 

@@ -52,11 +52,11 @@ def policy_of(name: str) -> FlowPolicy:
     return FairSharing() if name == OFF else FLOW_POLICIES[name]()
 
 
-def simulated(load: PrefillLoad, policy: str, seed: int) -> PrefillFigures:
+def simulated(load: PrefillLoad, policy: str, seed: int, gates: bool = True) -> PrefillFigures:
     """The same requests over the simulator's network, with links as fast as the testbed's carry payload and, but for
-    `off`, the gate of a daemon on each host that sends."""
+    `off`, the gate of a daemon on each host that sends. Without `gates` hosts share their links to the byte."""
     run, requests = PairwiseRun(load.settings, lambda: policy_of(policy)), load.requests(seed)
-    if policy != OFF:
+    if gates and policy != OFF:
         run.network = gated_network(load, policy)
     return _figures(load, requests, run.serve(requests), run.collective_s, run.now)
 

@@ -55,6 +55,17 @@ def test_a_run_on_a_machine_that_does_not_keep_up_is_repeated_and_the_last_one_k
     assert (found.attainment, dropped) == (0.2, 1)
 
 
+def test_the_simulation_alone_needs_no_hosts(monkeypatch, capsys):
+    monkeypatch.setattr(bench_testbed, "hosts_missing", lambda: "tc missing")
+    wanted = ["--simulated", "--ranks", "2", "--counted", "10", "--seeds", "1", "--policies", "shortest_first"]
+    monkeypatch.setattr("sys.argv", ["bench_testbed", *wanted])
+    bench_testbed.main()
+    told = json.loads(capsys.readouterr().out.splitlines()[-1])["simulated"]
+    assert set(told["gates"]) == {"off", "mfs", "shortest_first"}
+    assert told["gates"]["off"] == told["to_the_byte"]["off"]
+    assert told["gates"]["shortest_first"] != told["to_the_byte"]["shortest_first"]
+
+
 def test_where_no_testbed_can_be_made_it_says_why(monkeypatch, capsys):
     monkeypatch.setattr(bench_testbed, "hosts_missing", lambda: "tc missing")
     monkeypatch.setattr("sys.argv", ["bench_testbed"])
