@@ -30,7 +30,7 @@ from api.openai.gateway import Gateway, GatewayOptions
 from benchmarks.servers.engines import RunningEngine, reference_engines, stop_on_sigterm
 from benchmarks.servers.traced_engine import Tracer
 from controller.core.snapshot import ClassConfig, GatewaySnapshot, KeyConfig, ModelConfig, TenantConfig
-from controller.core.types import InstanceSpec, RequestRecord, Role
+from controller.core.types import InstanceSpec, RequestRecord, Role, WorkflowCancellation
 
 MODEL = "walked"
 KEY = "sk-walks-on-this-machine-only"
@@ -49,6 +49,9 @@ class RecordList:
 
     def add(self, record: RequestRecord) -> None:
         self.records.append(record)
+
+    def cancelled(self, cancellation: WorkflowCancellation) -> None:
+        """None of the walks cancels a workflow."""
 
 
 def configuration(urls: Sequence[str], roles: Sequence[Role]) -> GatewaySnapshot:

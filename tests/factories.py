@@ -11,7 +11,7 @@ from django.contrib.auth.models import Group, User
 from django.db import connection
 from django.utils import timezone
 
-from controller.core.types import RequestRecord
+from controller.core.types import RequestRecord, StoredRecord
 from controller.models import (
     Host,
     Instance,
@@ -161,7 +161,7 @@ def record(**fields: Any) -> RequestRecord:
     return RequestRecord(**{**defaults, **fields})
 
 
-def records_stored(*records: RequestRecord) -> int:
+def records_stored(*records: StoredRecord) -> int:
     """How many of them were new."""
     with connection.cursor() as cursor:
         cursor.execute("SELECT 1")  # opens the test's transaction, which then holds the writer's as a savepoint

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import time
 from typing import NamedTuple
 
 from controller.models import Decision
 from controller.services.actors import Actor
-from controller.services.records.workflow_commands import workflow_cancel_record
+from controller.services.records.workflow_commands import workflow_cancel_record, workflow_given_up
 from workers import live
 from workers.workflows import BY_OPERATOR, WorkflowState, cancel_workflow
 
@@ -28,6 +29,9 @@ def workflow_cancel(*, actor: Actor, tenant: str, workflow: str) -> CancelledWor
         raise
     if found is None:
         return None
+    # Also if it is not new: the first answer of Redis may have been lost, and the operator asks again.
+    if (cancellation := found.cancellation(tenant, workflow, time.time())) is not None:
+        workflow_given_up(cancellation=cancellation)
     if not found.new:
         return CancelledWorkflow(found, None)
     outcome = {"running": found.running, "left_s": round(found.left_s, 3)}

@@ -9,6 +9,7 @@ from typing import Any, NamedTuple
 
 import orjson
 
+from controller.core.types import WorkflowCancellation
 from controller.predict.pattern_graphs import MOST_NODES, Call, kind_of_tool
 from workers.live import Command, Dialogue
 from workers.workflow_script import RUN
@@ -220,12 +221,25 @@ class WorkflowState(NamedTuple):
         return max(0, self.seen - self.answered - self.failed)
 
     @property
+    def given_up(self) -> bool:
+        """It was cancelled before it was due; cancelled later, it keeps the result that it had then."""
+        return bool(self.cancelled_by) and (self.cancelled_at is None or self.cancelled_at < self.due_at)
+
+    @property
     def in_time(self) -> bool:
         """All or nothing: so far, every request that has ended was answered, and by the deadline. A workflow that is
         late is not in time while a request of it runs."""
-        if self.cancelled_by or self.failed or (self.ended_at is not None and self.ended_at > self.due_at):
+        if self.given_up or self.failed or (self.ended_at is not None and self.ended_at > self.due_at):
             return False
         return self.left_s > 0 or 0 < self.seen == self.answered
+
+    def cancellation(self, tenant: str, workflow: str, now: float) -> WorkflowCancellation | None:
+        """What is stored of it, in epoch seconds of a clock on which it is `now`. None: it was not given up."""
+        if not self.given_up or self.cancelled_at is None:
+            return None
+        began_at = self.cancelled_at if self.began_at is None else self.began_at
+        times = (at + now - self.now for at in (began_at, self.due_at, self.cancelled_at))
+        return WorkflowCancellation(tenant, workflow, self.cancelled_by, *times)
 
 
 class OpenWorkflow(NamedTuple):

@@ -46,7 +46,9 @@ class WorkflowResultRow(serializers.ModelSerializer):
         help_text="When it counts: when it is due or was cancelled; without a deadline the end of its last request."
     )
     due_at = serializers.DateTimeField(allow_null=True, help_text="Null: without a deadline.")
-    ended_at = serializers.DateTimeField(help_text="The end of its last request.")
+    ended_at = serializers.DateTimeField(
+        help_text="The end of its last request; if it was cancelled before its first one, `cancelled_at`."
+    )
     late_s = serializers.FloatField(
         allow_null=True, help_text="From `due_at` to `ended_at`; negative: before it. Null: without a deadline."
     )
@@ -55,18 +57,22 @@ class WorkflowResultRow(serializers.ModelSerializer):
     missed = serializers.IntegerField(help_text="Of them those that missed their own targets, without cancelled ones.")
     tokens = serializers.IntegerField(help_text="Of all prompts and answers; goodput if it was in time.")
     cancelled_by = serializers.CharField(help_text="`tenant`, `operator` or empty.")
+    cancelled_at = serializers.DateTimeField(
+        allow_null=True, help_text="At or after `due_at`, it changes nothing. Null: not cancelled, or not known."
+    )
 
     class Meta:
         model = WorkflowResult
         fields = (
             "tenant", "workflow_id", "slo_class", "result", "began_at", "ended_at", "due_at", "ends_at", "late_s",
-            "requests", "failed", "missed", "tokens", "cancelled_by",
+            "requests", "failed", "missed", "tokens", "cancelled_by", "cancelled_at",
         )  # fmt: skip
         read_only_fields = fields
 
     @extend_schema_field(serializers.ChoiceField(choices=RESULTS))
     def get_result(self, row: WorkflowResult) -> str:
-        """`cancelled`: by its client, so it does not count. One that an operator cancelled was missed."""
+        """`cancelled`: by its client before it was due, so it does not count. One that an operator cancelled was
+        missed."""
         return result_of(row)
 
 

@@ -68,7 +68,8 @@ class WorkflowRow(serializers.Serializer):
     output_tokens = serializers.IntegerField(help_text="Of all answers.")
     in_time = serializers.BooleanField(
         allow_null=True,
-        help_text="All or nothing; so far, while it is open. Null without a deadline, or if its client cancelled it.",
+        help_text="All or nothing; so far, while it is open. Null without a deadline, or if its client cancelled it "
+        "before it was due.",
     )
     stages = serializers.ListField(child=serializers.CharField(), help_text="As its requests named them, in order.")
     cancelled_by = serializers.CharField(help_text="`tenant`, `operator` or empty.")

@@ -66,6 +66,7 @@ from workers.backends.http import delivers_token
 from workers.forks import KvCheckpoint
 from workers.shared_clock import SharedClock
 from workers.steps import LARGEST_BYTES
+from workers.workflows import WorkflowState
 
 log = logging.getLogger(__name__)
 
@@ -113,6 +114,7 @@ class Gateway:
         self.instruments = Instruments()
         self.scheduler = build_scheduler(options.policy, dict(options.overrides), report_defect)
         self.quotas = Quotas(options.queue, self.scheduler.dispatcher.config.max_queue)
+        self._sink = sink
         self.refused = RefusalGroups(sink)
         self.ledger = Ledger(sink, self.refused, self.quotas, self.instruments, self._learn, self._tell)
         self.book = ClassBook((), ())
@@ -349,6 +351,12 @@ class Gateway:
         self.forks.forget(tenant, workflow)
         self.runtime.end_workflow(tenant, workflow, by)
         self.shared_calls.end_workflow(tenant, workflow, by)
+
+    def workflow_cancelled(self, tenant: str, workflow: str, found: WorkflowState) -> None:
+        """Its client asked for that here. What is open of it ends, and it is recorded, since nothing may be."""
+        self.end_workflow(tenant, workflow, found.cancelled_by)
+        if (cancellation := self.workflows.to_record(tenant, workflow, found)) is not None:
+            self._sink.cancelled(cancellation)
 
     def new_id(self) -> str:
         """Of a request."""

@@ -23,7 +23,7 @@ from api.openai.state.recorder import Recorder
 from api.openai.state.snapshot import ConfigStore, SnapshotFile, SnapshotSource
 from api.openai.state.spool import Spool
 from controller.core.messages import GRAPHS, LENGTHS
-from controller.core.types import RequestRecord
+from controller.core.types import StoredRecord
 from controller.predict.answer_lengths import PRODUCED, VersionOutcome
 from workers.http.outbound import connector
 from workers.http.protocol import ConnectionBook
@@ -40,7 +40,7 @@ END_TRIES = 4
 class Store(ConfigStore, ForestStore, GraphStore, Audit, Protocol):
     """Blocking reads and writes: PostgreSQL, or a file for a gateway that runs alone."""
 
-    def write(self, records: Sequence[RequestRecord]) -> int: ...
+    def write(self, records: Sequence[StoredRecord]) -> int: ...
 
     def version_outcomes(self, gateway: str, what: str, outcomes: Sequence[VersionOutcome]) -> None: ...
 

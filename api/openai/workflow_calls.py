@@ -65,7 +65,7 @@ async def one(gateway: Gateway, scope: Scope, receive: Receive, send: Send) -> N
         await _body(gateway, caller, scope, receive)
         caller = gateway.caller(key)
         found = await gateway.workflows.cancel(caller.tenant.name, name, BY_TENANT)
-        gateway.end_workflow(caller.tenant.name, name, found.cancelled_by)
+        gateway.workflow_cancelled(caller.tenant.name, name, found)
     elif method == "POST" and name.endswith(FORK):
         await _fork(gateway, caller, key, name.removesuffix(FORK), scope, receive, send)
         return

@@ -15,6 +15,7 @@ from typing import Any, NamedTuple, TypeVar
 from api.openai.protocol.errors import ApiError, workflow_cancelled
 from api.openai.protocol.schemas import Parsed, wrong
 from api.openai.protocol.tool_bodies import of_a_request, of_a_tool
+from controller.core.types import WorkflowCancellation
 from controller.predict.pattern_graphs import MOST_NODES, GraphsInForce, kind_of
 from controller.slo.workflow import GRAPH, LAST, WorkflowTime, past_from, rule_of, shares_from
 from workers.live import LiveUnavailable, Talks
@@ -121,6 +122,7 @@ class Workflows:
         self._restores: deque[tuple[Name, _Known]] = deque()  # of those, what Redis is to be told again
         self._asks_memory = False  # whether Redis still remembers what it did
         self._cancelled: OrderedDict[Name, str] = OrderedDict()  # the newest, by whom
+        self._recorded: OrderedDict[Name, float | None] = OrderedDict()  # of those that were recorded here: when
 
     # ---- requests -------------------------------------------------------------------------------------------------
 
@@ -271,6 +273,18 @@ class Workflows:
         found = _known(await self._answer(CancelWorkflow(tenant, workflow, by)))
         self._remember(tenant, workflow, found.cancelled_by)
         return found
+
+    def to_record(self, tenant: str, workflow: str, found: WorkflowState) -> WorkflowCancellation | None:
+        """What this gateway records of one that was cancelled, once. Also if it was cancelled before: the first answer
+        of Redis may have been lost, and the client asks again."""
+        cancellation = found.cancellation(tenant, workflow, time.time())
+        if cancellation is None or self._recorded.get((tenant, workflow)) == found.cancelled_at:
+            return None
+        self._recorded[tenant, workflow] = found.cancelled_at
+        self._recorded.move_to_end((tenant, workflow))
+        if len(self._recorded) > MOST_CANCELLED:
+            self._recorded.popitem(last=False)
+        return cancellation
 
     async def report(self, order: ReportTool) -> None:
         """Raises ApiError."""

@@ -100,7 +100,7 @@ class GoodputMinuteAdmin(ReadOnlyAdmin):
 class WorkflowResultAdmin(ReadOnlyAdmin):
     list_display = (
         "ends_at", "tenant", "workflow", "slo_class", "in_time", "excluded", "due_at", "ended_at", "requests", "failed",
-        "missed", "tokens", "cancelled_by",
+        "missed", "tokens", "cancelled_by", "cancelled_at",
     )  # fmt: skip
     list_display_links = ("ends_at", "workflow")
     list_filter = (within("ends_at"), "in_time", "excluded", "cancelled_by")

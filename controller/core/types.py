@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from dataclasses import asdict, dataclass, field, fields, replace
 from enum import StrEnum
+from hashlib import blake2b
 from typing import Any, NamedTuple
 
 
@@ -275,5 +276,32 @@ class RequestRecord:
 RECORD_FIELDS: tuple[str, ...] = tuple(field.name for field in fields(RequestRecord))
 
 
-def record_as_dict(record: RequestRecord) -> dict[str, Any]:
+@dataclass(frozen=True, slots=True)
+class WorkflowCancellation:
+    """A workflow with a deadline was cancelled before it was due. Stored with the records: those of its requests do not
+    tell if none was open. Epoch seconds."""
+
+    tenant: str
+    workflow: str
+    by: str  # tenant or operator
+    began_at: float
+    due_at: float
+    cancelled_at: float
+
+    @property
+    def id(self) -> str:
+        """For the name of a file."""
+        told = "\0".join((self.tenant, self.workflow, str(self.cancelled_at)))
+        return f"cancelled-{blake2b(told.encode('utf-8', 'replace'), digest_size=12).hexdigest()}"
+
+
+StoredRecord = RequestRecord | WorkflowCancellation
+
+
+def record_as_dict(record: StoredRecord) -> dict[str, Any]:
     return asdict(record)
+
+
+def record_from_dict(fields: dict[str, Any]) -> StoredRecord:
+    """What `record_as_dict` made. Raises TypeError for anything else."""
+    return WorkflowCancellation(**fields) if "cancelled_at" in fields else RequestRecord(**fields)

@@ -174,7 +174,8 @@ class GoodputMinute(models.Model):
 
 
 _BY_NOBODY = Q(cancelled_by="")
-_IN_TIME = _BY_NOBODY & (
+_TOO_LATE = Q(cancelled_at__gte=F("due_at"))  # it had its result
+_IN_TIME = (_BY_NOBODY | _TOO_LATE) & (
     Q(due_at__isnull=True, missed=0, cancelled__lt=F("requests")) | Q(failed=0, ended_at__lte=F("due_at"))
 )
 _CANCELLED = Q(cancelled_by="tenant") | _BY_NOBODY & Q(due_at__isnull=True, cancelled=F("requests"))
@@ -185,10 +186,11 @@ class WorkflowResult(models.Model):
 
     `due_at`: null without a deadline. `failed`: requests that were not answered, for whatever reason; `missed`: that
     did not attain their own targets, without cancelled ones. `tokens`: of prompts and answers. `cancelled_by`: tenant,
-    operator or empty. `ends_at`: when it is due or was cancelled; without a deadline the end of its last request so
-    far; it counts as goodput from then on. `in_time`: each request was answered, and the last by `due_at`; without a
-    deadline each attained its own targets. `excluded`: cancelled by its client, so no miss. `latest`: false if the name
-    was used again later.
+    operator or empty; at `cancelled_at`, which rows of releases before it lack. Cancelled before its first request it
+    has 0 `requests`, and cancelled at or after `due_at` the result that it had then. `ends_at`: when it is due or was
+    cancelled; without a deadline the end of its last request so far; it counts as goodput from then on. `in_time`: each
+    request was answered, and the last by `due_at`; without a deadline each attained its own targets. `excluded`:
+    cancelled by its client, so no miss. `latest`: false if the name was used again later.
     """
 
     tenant = models.CharField(max_length=64)
@@ -203,9 +205,13 @@ class WorkflowResult(models.Model):
     cancelled = models.PositiveIntegerField()
     tokens = models.BigIntegerField()
     cancelled_by = models.CharField(max_length=16, blank=True)
+    cancelled_at = models.DateTimeField(null=True)
     latest = models.BooleanField(default=True, db_default=True)
     ends_at = models.GeneratedField(
-        expression=Case(When(_BY_NOBODY, then=Coalesce("due_at", "ended_at")), default=Least("due_at", "ended_at")),
+        expression=Case(
+            When(_BY_NOBODY, then=Coalesce("due_at", "ended_at")),
+            default=Least("due_at", Coalesce("cancelled_at", "ended_at")),
+        ),
         output_field=models.DateTimeField(),
         db_persist=True,
     )
@@ -215,7 +221,7 @@ class WorkflowResult(models.Model):
         db_persist=True,
     )
     excluded = models.GeneratedField(
-        expression=Case(When(_CANCELLED, then=Value(True)), default=Value(False)),
+        expression=Case(When(_TOO_LATE, then=Value(False)), When(_CANCELLED, then=Value(True)), default=Value(False)),
         output_field=models.BooleanField(),
         db_persist=True,
     )
@@ -246,3 +252,9 @@ class WorkflowResult(models.Model):
     def late_s(self) -> float | None:
         """By how much its last request ended after the deadline; negative: before it. None without a deadline."""
         return None if self.due_at is None else (self.ended_at - self.due_at).total_seconds()
+
+    @property
+    def given_up_by(self) -> str:
+        """`cancelled_by`, if that was before it was due."""
+        late = self.due_at is not None and self.cancelled_at is not None and self.cancelled_at >= self.due_at
+        return "" if late else self.cancelled_by

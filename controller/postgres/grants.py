@@ -78,7 +78,12 @@ GRANTS: dict[str, dict[str, str]] = {
     "kv_transfer": {GATEWAY: _ADD, CONSOLE: _READ, WORKER: _READ},
     "attainment_minute": {GATEWAY: "SELECT, INSERT, UPDATE", CONSOLE: _READ, WORKER: "SELECT, DELETE"},
     "goodput_minute": {GATEWAY: "SELECT, INSERT, UPDATE", CONSOLE: _READ, WORKER: "SELECT, DELETE"},
-    "workflow_result": {GATEWAY: "SELECT, INSERT, UPDATE", CONSOLE: _READ, WORKER: "SELECT, DELETE"},
+    # The console adds that an operator cancelled one.
+    "workflow_result": {
+        GATEWAY: "SELECT, INSERT, UPDATE",
+        CONSOLE: "SELECT, INSERT, UPDATE",
+        WORKER: "SELECT, DELETE",
+    },
 }
 _PARTITIONED = ("request_record", "kv_transfer")
 DROP = "record_partition_drop(text, date)"

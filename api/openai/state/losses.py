@@ -7,18 +7,21 @@ from collections.abc import Iterable
 from datetime import UTC, datetime
 from typing import Any, NamedTuple
 
-from controller.core.types import Outcome, RequestRecord
+from controller.core.types import Outcome, StoredRecord, WorkflowCancellation
 
 REFUSED, OTHER = "refused", "other"
 
 
-def kind_of(record: RequestRecord) -> str:
+def kind_of(record: StoredRecord) -> str:
     """REFUSED without an engine, or OTHER. The former are given up first: they cost nothing and tell less."""
+    if isinstance(record, WorkflowCancellation):
+        return OTHER
     return REFUSED if record.outcome == Outcome.REFUSED and not record.attempts else OTHER
 
 
 class Loss(NamedTuple):
-    """Records of one kind that are gone. `requests`: that they stood for; times of arrival are epoch seconds."""
+    """Records of one kind that are gone. `requests`: that they stood for, a cancellation for one; times of arrival are
+    epoch seconds."""
 
     where: str  # that was full: memory or disk
     kind: str
@@ -27,11 +30,18 @@ class Loss(NamedTuple):
     last_at: float
 
 
-def loss_of(where: str, kind: str, records: Iterable[RequestRecord]) -> Loss:
-    gone = list(records)
-    first = min((record.arrived_at for record in gone), default=0.0)
-    last = max((record.last_arrived_at or record.arrived_at for record in gone), default=0.0)
-    return Loss(where, kind, sum(record.stands_for for record in gone), first, last)
+def loss_of(where: str, kind: str, records: Iterable[StoredRecord]) -> Loss:
+    gone = [_span(record) for record in records]
+    first = min((each[1] for each in gone), default=0.0)
+    last = max((each[2] for each in gone), default=0.0)
+    return Loss(where, kind, sum(each[0] for each in gone), first, last)
+
+
+def _span(record: StoredRecord) -> tuple[int, float, float]:
+    """How many requests it stood for, and when the first and the last of them arrived."""
+    if isinstance(record, WorkflowCancellation):
+        return 1, record.cancelled_at, record.cancelled_at
+    return record.stands_for, record.arrived_at, record.last_arrived_at or record.arrived_at
 
 
 class Losses:

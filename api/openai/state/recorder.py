@@ -23,7 +23,7 @@ from typing import Any
 from api.openai.state.losses import OTHER, REFUSED, Loss, Losses, kind_of, loss_of
 from api.openai.state.offloop import Busy, OffLoop
 from api.openai.state.spool import Spool
-from controller.core.types import RequestRecord
+from controller.core.types import StoredRecord, WorkflowCancellation
 
 log = logging.getLogger(__name__)
 
@@ -33,15 +33,17 @@ WRITE_S = 8.0  # a batch takes milliseconds; longer means that the database hang
 RETRY_S = 2.0  # after a failure, before the database is tried again
 CLOSE_S = 4.0  # for the last flush: with the 20 s of running requests less than the supervisor gives the whole gateway
 
-Writer = Callable[[Sequence[RequestRecord]], Any]
+Writer = Callable[[Sequence[StoredRecord]], Any]
 
 
 class Unstorable(Exception):
     """The database answers and refuses what is in the batch: a retry would not help."""
 
 
-def weight(record: RequestRecord) -> int:
-    """Bytes of memory that it takes, roughly: its decisions are most of it."""
+def weight(record: StoredRecord) -> int:
+    """Bytes of memory that it takes, roughly: of a request, its decisions are most of it."""
+    if isinstance(record, WorkflowCancellation):
+        return 500
     return 1_500 + 1_500 * len(record.decisions) + 40 * len(record.token_times)
 
 
@@ -54,9 +56,9 @@ class Recorder:
         self.written = 0
         self._writer = writer
         self.losses = Losses()
-        self._buffers: dict[str, deque[RequestRecord]] = {OTHER: deque(), REFUSED: deque()}  # in the order of writing
+        self._buffers: dict[str, deque[StoredRecord]] = {OTHER: deque(), REFUSED: deque()}  # in the order of writing
         self._buffered_bytes = 0
-        self._hand: Sequence[RequestRecord] = ()  # taken from the buffer, and neither written nor saved yet
+        self._hand: Sequence[StoredRecord] = ()  # taken from the buffer, and neither written nor saved yet
         self._under_way: asyncio.Task[None] | None = None
         self._database = OffLoop("records")
         self._disk = OffLoop("spool")
@@ -64,11 +66,14 @@ class Recorder:
         self._full = asyncio.Event()
         self._flushing = asyncio.Lock()
 
-    def add(self, record: RequestRecord) -> None:
+    def add(self, record: StoredRecord) -> None:
         self._keep(record)
         if self._buffered >= BATCH:
             self._full.set()
         self._within_bounds()
+
+    def cancelled(self, cancellation: WorkflowCancellation) -> None:
+        self.add(cancellation)
 
     @property
     def spooled(self) -> int:
@@ -84,12 +89,12 @@ class Recorder:
     def _buffered(self) -> int:
         return sum(map(len, self._buffers.values()))
 
-    def _keep(self, record: RequestRecord, *, first: bool = False) -> None:
+    def _keep(self, record: StoredRecord, *, first: bool = False) -> None:
         buffer = self._buffers[kind_of(record)]
         buffer.appendleft(record) if first else buffer.append(record)
         self._buffered_bytes += weight(record)
 
-    def _take(self, kind: str) -> RequestRecord:
+    def _take(self, kind: str) -> StoredRecord:
         record = self._buffers[kind].popleft()
         self._buffered_bytes -= weight(record)
         return record
@@ -133,7 +138,7 @@ class Recorder:
         if time.monotonic() >= self._retry_at:
             await self._replay()
 
-    def _batch(self) -> Sequence[RequestRecord]:
+    def _batch(self) -> Sequence[StoredRecord]:
         return [self._take(kind) for kind in self._kinds(BATCH)]
 
     def _kinds(self, most: int) -> Sequence[str]:
@@ -141,7 +146,7 @@ class Recorder:
         others = min(most, len(self._buffers[OTHER]))
         return [OTHER] * others + [REFUSED] * min(most - others, len(self._buffers[REFUSED]))
 
-    async def _write(self, batch: Sequence[RequestRecord]) -> Sequence[RequestRecord]:
+    async def _write(self, batch: Sequence[StoredRecord]) -> Sequence[StoredRecord]:
         """Write a batch. Returns the records that were neither written nor set aside."""
         if not batch:
             return ()
@@ -160,7 +165,7 @@ class Recorder:
         self.written += len(batch)
         return ()
 
-    async def _divide(self, batch: Sequence[RequestRecord], error: Unstorable) -> Sequence[RequestRecord]:
+    async def _divide(self, batch: Sequence[StoredRecord], error: Unstorable) -> Sequence[StoredRecord]:
         """Find the records that the database refuses by halving, and set them aside; write the rest."""
         if len(batch) > 1:
             middle = len(batch) // 2
@@ -180,7 +185,7 @@ class Recorder:
             self.failing_since = time.monotonic()
         self._retry_at = time.monotonic() + RETRY_S
 
-    async def _save(self, batch: Sequence[RequestRecord]) -> None:
+    async def _save(self, batch: Sequence[StoredRecord]) -> None:
         """Spool a batch. With a full disk it stays in memory for the next flush."""
         try:
             await self._disk.call(lambda: self.spool.save(batch), WRITE_S)

@@ -14,7 +14,7 @@ import math
 from dataclasses import replace
 from typing import NamedTuple, Protocol
 
-from controller.core.types import RequestRecord
+from controller.core.types import RequestRecord, WorkflowCancellation
 from controller.slo.request_types import RequestType, type_of
 
 MOST_WORKFLOWS = 20  # clients choose their names
@@ -24,6 +24,8 @@ OPEN_S = 1.0  # how long a group waits for more, after its first refusal
 
 class RecordSink(Protocol):
     def add(self, record: RequestRecord) -> None: ...
+
+    def cancelled(self, cancellation: WorkflowCancellation) -> None: ...
 
 
 class Kind(NamedTuple):

@@ -13,7 +13,7 @@ from pathlib import Path
 import orjson
 
 from api.openai.state.losses import OTHER, REFUSED, Loss, kind_of, loss_of
-from controller.core.types import RequestRecord, record_as_dict
+from controller.core.types import StoredRecord, record_as_dict, record_from_dict
 
 log = logging.getLogger(__name__)
 
@@ -60,7 +60,7 @@ class Spool:
         self._files: dict[Path, _File] = {}  # the oldest first
         self.files()
 
-    def save(self, records: Sequence[RequestRecord]) -> list[Path]:
+    def save(self, records: Sequence[StoredRecord]) -> list[Path]:
         """Write them, in one file for each kind. Raises OSError; what was written then is written again later."""
         saved = []
         for kind in (OTHER, REFUSED):
@@ -69,7 +69,7 @@ class Spool:
                 saved += [path] if path is not None else []
         return saved
 
-    def _save(self, kind: str, batch: Sequence[RequestRecord]) -> Path | None:
+    def _save(self, kind: str, batch: Sequence[StoredRecord]) -> Path | None:
         raw = b"".join(self._line(record) for record in batch)
         if not self._make_room(kind, max(BLOCK, len(raw)), len(batch)):
             self.lost.append(loss_of("disk", kind, batch))
@@ -91,7 +91,7 @@ class Spool:
         self._hold(path, _File(kind, max(BLOCK, len(raw)), len(batch)))
         return path
 
-    def _line(self, record: RequestRecord) -> bytes:
+    def _line(self, record: StoredRecord) -> bytes:
         """Empty for a record that JSON cannot hold, which is set aside: its batch must not wait for it."""
         try:
             return orjson.dumps(record_as_dict(record)) + b"\n"
@@ -129,7 +129,7 @@ class Spool:
             self.held_bytes -= file.size
             self.held_records -= file.records
 
-    def set_aside(self, record: RequestRecord) -> Path | None:
+    def set_aside(self, record: StoredRecord) -> Path | None:
         """Keep a record that the database refuses in a file of its own, for an operator. None: there are too many."""
         if sum(1 for _ in self.folder.glob("*.refused")) >= MOST_SET_ASIDE:
             self.lost.append(loss_of("disk", kind_of(record), [record]))
@@ -148,12 +148,12 @@ class Spool:
             self._forget(path)
         return sorted(found, key=lambda path: path.name.endswith(REFUSALS))
 
-    def load(self, path: Path) -> list[RequestRecord]:
+    def load(self, path: Path) -> list[StoredRecord]:
         """Unreadable lines are logged and left out, or they would block the rest forever."""
         records = []
         for number, line in enumerate(path.read_bytes().splitlines(), start=1):
             try:
-                records.append(RequestRecord(**orjson.loads(line)))
+                records.append(record_from_dict(orjson.loads(line)))
             except (orjson.JSONDecodeError, TypeError) as error:
                 log.error("%s line %d is not a record: %s", path, number, error)
         return records
@@ -164,7 +164,7 @@ class Spool:
         self._forget(path)
 
 
-def _described(record: RequestRecord) -> bytes:
+def _described(record: StoredRecord) -> bytes:
     """For an operator: JSON, or else what Python shows of it."""
     try:
         return orjson.dumps(record_as_dict(record))

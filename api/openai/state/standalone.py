@@ -11,7 +11,7 @@ import orjson
 from controller.core.decisions import DecisionMessage
 from controller.core.errors import SlacklineError
 from controller.core.snapshot import GatewaySnapshot, snapshot_from_json
-from controller.core.types import RequestRecord
+from controller.core.types import StoredRecord
 from controller.predict.answer_lengths import PublishedVersion, VersionOutcome
 
 
@@ -32,7 +32,7 @@ class FileStore:
         raw = orjson.loads(self._path.read_bytes())
         return snapshot_from_json(raw | {"version": self.version()})
 
-    def write(self, records: Sequence[RequestRecord]) -> int:
+    def write(self, records: Sequence[StoredRecord]) -> int:
         raise NoDatabase("a gateway that runs alone keeps its records in the spool")
 
     def length_versions(self) -> Sequence[PublishedVersion]:

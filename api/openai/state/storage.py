@@ -13,7 +13,7 @@ import psycopg
 from api.openai.state.recorder import Unstorable
 from controller.core.decisions import DecisionMessage
 from controller.core.snapshot import GatewaySnapshot
-from controller.core.types import RequestRecord
+from controller.core.types import StoredRecord
 from controller.predict.answer_lengths import PublishedVersion, VersionOutcome
 
 PATIENCE_S = 6.0  # less than the recorder's own limit, so that a hanging server ends as an error
@@ -25,7 +25,7 @@ class Database:
     def __init__(self) -> None:
         self._connection: psycopg.Connection[Any] | None = None
 
-    def write(self, records: Sequence[RequestRecord]) -> int:
+    def write(self, records: Sequence[StoredRecord]) -> int:
         """Write records; stored ids are ignored. Raises Unstorable, or psycopg.Error, after which it reconnects."""
         from controller.services.records.requests import records_connection, records_write
 

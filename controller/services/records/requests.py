@@ -17,7 +17,7 @@ import orjson
 import psycopg
 from psycopg import sql
 
-from controller.core.types import RECORD_FIELDS, Outcome, RequestRecord
+from controller.core.types import RECORD_FIELDS, Outcome, RequestRecord, StoredRecord, WorkflowCancellation
 from controller.models import RequestRecord as RecordTable
 from controller.models import histogram
 from controller.postgres.bounded import BoundedConnection
@@ -65,28 +65,35 @@ def records_connection(patience_s: float = 10.0) -> BoundedConnection:
     return own
 
 
-def records_write(*, connection: psycopg.Connection[Any], records: Sequence[RequestRecord]) -> int:
-    """Store a batch in one transaction; returns the number of new records. Raises psycopg.Error, and stores nothing
-    then.
+def records_write(*, connection: psycopg.Connection[Any], records: Sequence[StoredRecord]) -> int:
+    """Store a batch in one transaction; returns the number of new records of requests. Raises psycopg.Error, and stores
+    nothing then.
 
     Creates missing partitions.
     """
     if not records:
         return 0
+    asked = [record for record in records if isinstance(record, RequestRecord)]
+    cancelled = [record for record in records if isinstance(record, WorkflowCancellation)]
     with connection.transaction(), connection.cursor() as cursor:
-        for day in sorted({_at(record.arrived_at).date() for record in records}):
-            cursor.execute("SELECT request_record_partition(%s)", [day])
-        cursor.execute(_CREATE)
-        with cursor.copy(_COPY) as copy:
-            for record in records:
-                copy.write_row(_row(record))
-        cursor.execute(_INSERT)
-        inserted = set(cursor.fetchall())
-        new = list(_inserted(records, inserted))
-        cursor.executemany(_ROLL_UP, [minute.row() for minute in _minutes(new)])
-        goodput_write(cursor, new)
+        new = _requests_write(cursor, asked) if asked else []
+        goodput_write(cursor, new, cancelled)
         kv_transfers_write(cursor, new)
-    return len(inserted)
+    return len(new)
+
+
+def _requests_write(cursor: psycopg.Cursor[Any], records: Sequence[RequestRecord]) -> list[RequestRecord]:
+    """Store them and add those that are new, which it returns, to the roll-up by minute."""
+    for day in sorted({_at(record.arrived_at).date() for record in records}):
+        cursor.execute("SELECT request_record_partition(%s)", [day])
+    cursor.execute(_CREATE)
+    with cursor.copy(_COPY) as copy:
+        for record in records:
+            copy.write_row(_row(record))
+    cursor.execute(_INSERT)
+    new = list(_inserted(records, set(cursor.fetchall())))
+    cursor.executemany(_ROLL_UP, [minute.row() for minute in _minutes(new)])
+    return new
 
 
 def _at(epoch_s: float) -> datetime:

@@ -1,17 +1,21 @@
-"""Audit records of commands on workflows, whatever their outcome."""
+"""What is recorded of commands on workflows, whatever their outcome."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from typing import Any
 
+from django.db import connection, transaction
+
+from controller.core.types import WorkflowCancellation
 from controller.models import Decision
 from controller.services.actors import Actor
 from controller.services.decisions import decision_record
+from controller.services.records.goodput import workflow_cancelled_write
 
 
 def workflow_cancel_record(*, actor: Actor, tenant: str, workflow: str, outcome: Mapping[str, Any]) -> Decision:
-    """`outcome`: how many requests were running, or the error."""
+    """Audit it. `outcome`: how many requests were running, or the error."""
     return decision_record(
         actor=actor,
         kind="workflow_cancel",
@@ -21,3 +25,9 @@ def workflow_cancel_record(*, actor: Actor, tenant: str, workflow: str, outcome:
         inputs={"tenant": tenant},
         outcome=outcome,
     )
+
+
+def workflow_given_up(*, cancellation: WorkflowCancellation) -> None:
+    """Count the workflow as cancelled. Again it changes nothing."""
+    with transaction.atomic(), connection.cursor() as cursor:
+        workflow_cancelled_write(cursor, cancellation)

@@ -6,8 +6,10 @@ import time
 
 import pytest
 from django.conf import settings
+from django.utils import timezone
 
-from controller.models import Decision
+from controller.models import Decision, WorkflowResult
+from controller.selectors.records.goodput import result_of
 from tests import factories
 from workers import live
 from workers.workflows import (
@@ -171,6 +173,30 @@ def test_an_operator_cancels_and_it_is_audited_once(operator):
     assert operator.post("/workflows/cancel", body).data["decision"] is None
     assert Decision.objects.filter(kind="workflow_cancel").count() == 1
     assert live.run(read_workflow("acme", "w1")).cancelled_by == "operator"
+
+
+def test_one_that_an_operator_cancels_while_nothing_of_it_runs_is_missed(operator):
+    """It was in time: no record said that it was cancelled."""
+    began_at = timezone.now()
+    for name in ("w1", "unused"):
+        begin(name)
+    factories.records_stored(call("w1", 5, left_s=64))
+    for name in ("w1", "unused", "w1"):
+        assert operator.post("/workflows/cancel", {"tenant": "acme", "workflow_id": name}).status_code == 200
+    live.run(cancel_workflow("acme", "w1", BY_TENANT))
+    for name, requests in (("w1", 1), ("unused", 0)):
+        row = WorkflowResult.objects.get(workflow=name)
+        assert (result_of(row), row.cancelled_by, row.requests) == ("missed", "operator", requests)
+        assert began_at <= row.ends_at <= timezone.now()
+
+
+def test_one_that_is_cancelled_after_its_deadline_keeps_its_result(operator):
+    begin("w1", deadline_s=0.05)
+    factories.records_stored(call("w1", 5, left_s=5))
+    time.sleep(0.1)
+    assert operator.post("/workflows/cancel", {"tenant": "acme", "workflow_id": "w1"}).status_code == 200
+    row = WorkflowResult.objects.get()
+    assert (result_of(row), row.cancelled_by) == ("in_time", "")
 
 
 def test_one_that_its_client_cancelled_stays_its_clients(operator):

@@ -11,7 +11,7 @@ from typing import Any
 from api.openai.app import OpenAIApp
 from api.openai.gateway import Gateway, GatewayOptions
 from controller.core.snapshot import ClassConfig, GatewaySnapshot, KeyConfig, ModelConfig, TenantConfig
-from controller.core.types import InstanceSpec, RequestRecord
+from controller.core.types import InstanceSpec, RequestRecord, WorkflowCancellation
 from workers.backends.fake import FakeBackend, Script
 
 KEY = "sk-test-key"
@@ -20,9 +20,13 @@ KEY = "sk-test-key"
 class ListSink:
     def __init__(self) -> None:
         self.records: list[RequestRecord] = []
+        self.cancellations: list[WorkflowCancellation] = []
 
     def add(self, record: RequestRecord, reason: str = "") -> None:
         self.records.append(record)
+
+    def cancelled(self, cancellation: WorkflowCancellation) -> None:
+        self.cancellations.append(cancellation)
 
 
 def key_config(secret: str = KEY, **changes: Any) -> KeyConfig:

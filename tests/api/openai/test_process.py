@@ -13,6 +13,7 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
+from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
@@ -24,7 +25,8 @@ from django.db import connection
 from django.utils import timezone
 
 from api.openai.learned_state import LearnedFile
-from controller.models import ApiKey, Instance, RequestRecord
+from controller.models import ApiKey, Instance, RequestRecord, WorkflowResult
+from controller.selectors.records.goodput import goodput, result_of
 from controller.services.actors import SYSTEM
 from controller.services.fleet.instances import instance_observe, instance_register
 from controller.services.fleet.served_models import served_model_create
@@ -327,6 +329,25 @@ def test_a_workflow_begun_at_one_gateway_is_cancelled_at_another_and_ends_where_
         assert kept.decisions[-1]["reason"] == "workflow_cancelled"
     finally:
         other.stop()
+
+
+def test_a_workflow_that_is_cancelled_while_nothing_of_it_runs_is_not_in_time(gateway: GatewayProcess) -> None:
+    """It was: no record said that it was cancelled, and all of its requests had been answered before."""
+    url, key = f"{gateway.url}/v1/workflows", bearer(gateway.secret)
+    began_at = timezone.now()
+    for name in ("given-up", "kept"):
+        assert requests.post(url, json={"id": name, "deadline": 6}, headers=key, timeout=10).status_code == 201
+        assert gateway.ask(metadata={"workflow_id": name}).status_code == 200
+    assert requests.post(f"{url}/given-up/cancel", headers=key, timeout=10).json()["state"] == "cancelled"
+    until(lambda: WorkflowResult.objects.filter(workflow="given-up", cancelled_by="tenant").exists())
+    until(lambda: WorkflowResult.objects.filter(workflow="kept").exists())
+    rows = goodput(since=began_at, until=began_at + timedelta(minutes=2), by=("minute",))
+    assert [sum(getattr(row, name) for row in rows) for name in ("finished", "in_time", "cancelled")] == [1, 1, 1]
+    assert sum(row.goodput_tokens for row in rows) == 3 + 4
+    given_up, kept = WorkflowResult.objects.order_by("workflow")
+    assert (result_of(given_up), result_of(kept)) == ("cancelled", "in_time")
+    assert (given_up.requests, given_up.failed, given_up.tokens) == (1, 0, 3 + 4)
+    assert given_up.ends_at < kept.ends_at, "it ended when it was cancelled, not when it was due"
 
 
 @contextmanager

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import time
 from dataclasses import replace
 
 import pytest
@@ -15,7 +16,7 @@ from tests.api.openai.workflow_gateways import OTHER, call, config, gateway
 from tests.waiting import until_on_loop
 from workers import live, workflows
 from workers.backends.fake import Script
-from workers.workflows import BY_OPERATOR, cancel_workflow, open_workflows, read_workflow
+from workers.workflows import BY_OPERATOR, BY_TENANT, cancel_workflow, open_workflows, read_workflow
 
 pytestmark = pytest.mark.db
 AWAY = "redis://127.0.0.1:1/0"
@@ -376,6 +377,41 @@ async def test_cancelling_again_changes_nothing_and_later_requests_are_refused()
         assert len(live._client(settings.REDIS_URL).xrange(workflows.CANCELLED_KEY)) == 1
 
 
+async def test_a_cancellation_is_recorded_once_where_it_was_asked_for():
+    async with gateway("gw-a") as one, gateway("gw-b") as two:
+        began_at = time.time()
+        await begin(one, id="w1")
+        await one.ask(call())
+        for _ in range(2):
+            await cancel(one)
+        await until_on_loop(lambda: two.gateway.workflows._cancelled)
+        (told,) = one.sink.cancellations
+        assert (told.tenant, told.workflow, told.by) == ("acme", "w1", "tenant")
+        assert told.began_at == pytest.approx(began_at, abs=0.5)
+        assert told.due_at == pytest.approx(told.began_at + 60, abs=0.001)
+        assert told.began_at < told.cancelled_at <= time.time()
+        assert [record.outcome for record in one.sink.records] == ["ok"]
+        assert two.sink.cancellations == []
+
+
+async def test_a_cancellation_whose_first_answer_was_lost_is_recorded_when_it_is_asked_for_again():
+    async with gateway() as bed:
+        await begin(bed, id="w1")
+        live.run(cancel_workflow("acme", "w1", BY_TENANT))
+        await until_on_loop(lambda: bed.gateway.workflows._cancelled)
+        await cancel(bed)
+        (told,) = bed.sink.cancellations
+        assert told.by == BY_TENANT
+
+
+async def test_an_operators_cancellation_stays_the_operators_when_the_client_cancels_too():
+    async with gateway() as bed:
+        await begin(bed, id="w1")
+        live.run(cancel_workflow("acme", "w1", BY_OPERATOR))
+        await cancel(bed)
+        assert [told.by for told in bed.sink.cancellations] == [BY_OPERATOR]
+
+
 async def test_a_request_whose_workflow_is_cancelled_while_it_asks_is_not_let_in():
     """It has asked Redis already when the gateway hears of the cancellation, and is not known to it yet."""
     async with gateway() as bed:
@@ -431,6 +467,17 @@ async def test_a_late_workflow_can_be_cancelled():
         await begin(bed, id="w1", deadline=0.1)
         await asyncio.sleep(0.2)
         assert shown(await cancel(bed))["state"] == "cancelled"
+        assert bed.sink.cancellations == [], "it keeps the result that it had when it was due"
+
+
+async def test_one_that_was_in_time_stays_so_when_it_is_cancelled_after_its_deadline():
+    async with gateway() as bed:
+        await begin(bed, id="w1", deadline=0.6)
+        assert (await bed.ask(call())).status == 200
+        await asyncio.sleep(0.8)
+        told = shown(await cancel(bed))
+        assert (told["state"], told["in_time"], told["goodput_tokens"] > 0) == ("cancelled", True, True)
+        assert bed.sink.cancellations == []
 
 
 async def test_those_that_are_open_are_listed_the_soonest_due_first():

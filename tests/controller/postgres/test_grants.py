@@ -13,12 +13,14 @@ from django.db import connection, transaction
 from django.db.utils import DatabaseError
 from django.utils import timezone
 
-from controller.models import Decision, LaunchTemplate, SLOClass
+from controller.core.types import WorkflowCancellation
+from controller.models import Decision, LaunchTemplate, SLOClass, WorkflowResult
 from controller.postgres.grants import CONSOLE, GATEWAY, GRANTS, RECORDS, USERS, WORKER, grant
 from controller.selectors.snapshot import config_version, gateway_snapshot
 from controller.services.actors import Actor
 from controller.services.decisions import decision_record
 from controller.services.records.partitions import records_retain
+from controller.services.records.workflow_commands import workflow_given_up
 from controller.services.slo.api_keys import api_keys_used
 from tests import factories
 
@@ -212,6 +214,18 @@ def test_nothing_but_an_old_partition_is_dropped_that_way(granted, told):
 )
 def test_the_worker_reads_no_key_and_changes_no_class(granted, statement):
     assert refused(WORKER, statement)
+
+
+def test_a_console_adds_that_a_workflow_was_cancelled(granted):
+    cancellation = WorkflowCancellation(
+        "acme", "w", "operator", factories.NOON, factories.NOON + 60, factories.NOON + 5
+    )
+    for _ in range(2):
+        with being(CONSOLE):
+            workflow_given_up(cancellation=cancellation)
+    assert WorkflowResult.objects.get().cancelled_by == "operator"
+    assert refused(CONSOLE, "DELETE FROM workflow_result")
+    assert refused(CONSOLE, "UPDATE goodput_minute SET in_time = 0")
 
 
 def test_a_console_changes_classes(granted):

@@ -14,10 +14,11 @@ import orjson
 import pytest
 
 from api.openai.state import recorder as module
+from api.openai.state.losses import OTHER
 from api.openai.state.offloop import Busy
 from api.openai.state.recorder import Recorder, Unstorable
-from api.openai.state.spool import Spool
-from controller.core.types import RequestRecord, record_as_dict
+from api.openai.state.spool import RecordBounds, Spool
+from controller.core.types import RequestRecord, StoredRecord, WorkflowCancellation, record_as_dict
 
 
 def record(name: str) -> RequestRecord:
@@ -61,12 +62,12 @@ class Database:
     """Ignores ids it has, as the real writer does. `away`: raises before storing; `deaf`: stores, then raises."""
 
     def __init__(self) -> None:
-        self.stored: dict[str, RequestRecord] = {}
+        self.stored: dict[str, StoredRecord] = {}
         self.batches: list[int] = []
         self.away = self.deaf = False
         self.gate: threading.Event | None = None
 
-    def write(self, records: Sequence[RequestRecord]) -> int:
+    def write(self, records: Sequence[StoredRecord]) -> int:
         if self.gate is not None:
             self.gate.wait(10)
         if self.away:
@@ -88,6 +89,28 @@ def at_once(monkeypatch: pytest.MonkeyPatch) -> None:
 def fill(recorder: Recorder, names: Sequence[str]) -> None:
     for name in names:
         recorder.add(record(name))
+
+
+async def test_a_cancelled_workflow_waits_on_disk_like_a_record(tmp_path: Path, at_once: None) -> None:
+    database, told = Database(), WorkflowCancellation("acme", "w/1", "tenant", 1.0, 61.0, 5.5)
+    database.away = True
+    recorder = Recorder(database.write, Spool(tmp_path))
+    fill(recorder, ["a"])
+    recorder.cancelled(told)
+    await recorder.flush()
+    assert (recorder.waiting, recorder.spooled) == (0, 1)
+    database.away = False
+    await recorder.flush()
+    assert list(database.stored.values()) == [record("a"), told]
+    assert recorder.spool.files() == []
+
+
+async def test_a_cancelled_workflow_that_is_given_up_counts_as_one_lost(tmp_path: Path) -> None:
+    recorder = Recorder(Database().write, Spool(tmp_path, RecordBounds(buffer_records=1)))
+    for workflow in ("a", "b"):
+        recorder.cancelled(WorkflowCancellation("acme", workflow, "tenant", 1.0, 61.0, 5.5))
+    assert recorder.losses.total == {(OTHER, "memory"): 1}
+    assert (recorder.losses.take()[0].first_at, recorder.waiting) == (5.5, 1)
 
 
 async def test_batches_reach_the_database(tmp_path: Path) -> None:
@@ -164,7 +187,7 @@ async def test_the_next_gateway_over_the_same_folder_replays(tmp_path: Path) -> 
 async def test_a_record_the_database_refuses_is_set_aside(tmp_path: Path) -> None:
     database = Database()
 
-    def write(records: Sequence[RequestRecord]) -> int:
+    def write(records: Sequence[StoredRecord]) -> int:
         if any(item.id == "bad" for item in records):
             raise Unstorable("invalid input syntax")
         return database.write(records)
@@ -183,7 +206,7 @@ async def test_a_refused_record_that_cannot_be_set_aside_takes_no_other_with_it(
 ) -> None:
     database = Database()
 
-    def write(records: Sequence[RequestRecord]) -> int:
+    def write(records: Sequence[StoredRecord]) -> int:
         if any(item.id == "bad" for item in records):
             raise Unstorable("invalid input syntax")
         return database.write(records)
@@ -191,14 +214,14 @@ async def test_a_refused_record_that_cannot_be_set_aside_takes_no_other_with_it(
     class FullDisk(Spool):
         full = True
 
-        def save(self, records: Sequence[RequestRecord]) -> list[Path]:
+        def save(self, records: Sequence[StoredRecord]) -> list[Path]:
             saved.append([item.id for item in records])
             if self.full:
                 self.full = False
                 raise error
             return super().save(records)
 
-        def set_aside(self, record: RequestRecord) -> Path | None:
+        def set_aside(self, record: StoredRecord) -> Path | None:
             if len(saved) < 2:
                 raise error
             return super().set_aside(record)
@@ -225,7 +248,7 @@ async def test_a_record_that_cannot_be_written_as_json_takes_no_other_with_it(
     """Found by attack: the rest of its batch, records of other tenants, was gone without a trace."""
     database = Database()
 
-    def write(records: Sequence[RequestRecord]) -> int:
+    def write(records: Sequence[StoredRecord]) -> int:
         if any(item.id == "bad" for item in records):
             raise Unstorable("out of range")
         return database.write(records)
@@ -254,7 +277,7 @@ async def test_a_defect_while_a_batch_is_written_keeps_the_batch(tmp_path: Path,
     class Defect(Spool):
         broken = True
 
-        def save(self, records: Sequence[RequestRecord]) -> list[Path]:
+        def save(self, records: Sequence[StoredRecord]) -> list[Path]:
             if self.broken:
                 self.broken = False
                 raise RuntimeError("a defect")
@@ -275,7 +298,7 @@ async def test_a_full_disk_keeps_records_in_memory(
     class FullDisk(Spool):
         full = True
 
-        def save(self, records: Sequence[RequestRecord]) -> list[Path]:
+        def save(self, records: Sequence[StoredRecord]) -> list[Path]:
             if self.full:
                 self.full = False
                 raise OSError("no space left on device")
@@ -297,7 +320,7 @@ class BrokenDisk(Spool):
 
     gate: threading.Event | None = None
 
-    def save(self, records: Sequence[RequestRecord]) -> list[Path]:
+    def save(self, records: Sequence[StoredRecord]) -> list[Path]:
         if self.gate is not None:
             self.gate.wait(30)
         raise OSError("input/output error")
@@ -358,7 +381,7 @@ async def test_a_close_with_a_hanging_database_leaves_everything_in_the_spool(
     database, entered = Database(), threading.Event()
     database.gate = gate = threading.Event()
 
-    def write(records: Sequence[RequestRecord]) -> int:
+    def write(records: Sequence[StoredRecord]) -> int:
         entered.set()
         return database.write(records)
 

@@ -6,10 +6,12 @@ import time
 from concurrent.futures import ThreadPoolExecutor
 from datetime import UTC, datetime, timedelta
 from importlib import import_module
+from itertools import permutations
 
 import pytest
 from django.db import connection
 
+from controller.core.types import WorkflowCancellation
 from controller.models import RequestRecord, WorkflowResult
 from controller.selectors.records.goodput import GROUPS, goodput
 from controller.selectors.records.requests import of_type
@@ -32,6 +34,12 @@ def call(workflow, after_s, took_s=1.0, left_s=None, last=None, **fields):
     decisions = ([step] if left_s is not None else []) + ([last] if last else [])
     at = factories.NOON + after_s
     return factories.record(workflow=workflow, arrived_at=at, e2e_s=took_s, decisions=decisions, **fields)
+
+
+def cancelled(workflow, after_s, by="tenant", began_s=0.0, left_s=60.0):
+    """`left_s`: until it was due, from its beginning."""
+    began_at, at = factories.NOON + began_s, factories.NOON + after_s
+    return WorkflowCancellation("acme", workflow, by, began_at, began_at + left_s, at)
 
 
 def counted(*records, **query):
@@ -72,6 +80,87 @@ def test_who_cancelled_a_workflow_decides_whether_it_counts():
         call("mine", 0, left_s=60), call("mine", 1, left_s=59, **ended("workflow_cancelled")),
         call("theirs", 0, left_s=60), call("theirs", 1, left_s=59, **ended("workflow_cancelled_by_operator")),
     ) == {"compound": (1, 0, 1, 120, 0)}  # fmt: skip
+
+
+def test_a_workflow_that_is_cancelled_while_nothing_of_it_runs_was_given_up():
+    """It was in time: no record said that it was cancelled."""
+    assert counted(
+        call("mine", 0, left_s=60), cancelled("mine", 5), call("theirs", 0, left_s=60),
+        cancelled("theirs", 5, "operator"), call("kept", 0, left_s=60),
+    ) == {"compound": (2, 1, 1, 240, 120)}  # fmt: skip
+
+
+def test_it_ends_when_it_is_cancelled():
+    factories.records_stored(call("w", 0, left_s=600), cancelled("w", 90, "operator", left_s=600))
+    rows = goodput(**HOUR, by=("minute", "type"))
+    assert [(row.minute - START, row.finished, row.in_time) for row in rows] == [(timedelta(minutes=1), 1, 0)]
+
+
+@pytest.mark.parametrize("order", list(permutations(range(3))))
+def test_what_comes_first_and_how_often_changes_nothing(order):
+    told = call("w", 1, left_s=59), cancelled("w", 5), call("w", 2, left_s=58, slo_class="batch")
+    for each in (*order, *order):
+        factories.records_stored(told[each])
+    row = WorkflowResult.objects.get()
+    assert (row.requests, row.tokens, row.slo_class, row.excluded) == (2, 240, "interactive", True)
+    times = (row.began_at, row.ended_at, row.cancelled_at, row.ends_at)
+    assert [(at - START).total_seconds() for at in times] == [1, 3, 5, 5]
+
+
+def test_who_cancelled_first_decides():
+    ended = {"kind": "cancel", "reason": "workflow_cancelled", "at": 6.0}
+    for name, *later in (("a", cancelled("a", 9)), ("b", call("b", 0, left_s=60, last=ended)), ("c",)):
+        factories.records_stored(*later)
+        factories.records_stored(call(name, 0, left_s=60), cancelled(name, 5, "operator"))
+        factories.records_stored(cancelled(name, 9), *later)
+    assert counted() == {"compound": (3, 0, 0, 480, 0)}
+    assert set(WorkflowResult.objects.values_list("cancelled_by", flat=True)) == {"operator"}
+
+
+def test_cancelling_it_after_its_deadline_changes_nothing():
+    hung_up = {"outcome": "cancelled", "error_code": "cancelled", **MISS}
+    ended = {"kind": "cancel", "reason": "workflow_cancelled", "at": 65.0}
+    before = counted(call("kept", 0, left_s=60), call("late", 0, left_s=60, took_s=70))
+    assert before == {"compound": (2, 1, 0, 240, 120)}
+    assert counted(*(cancelled(name, 60.5) for name in ("kept", "late", "unknown"))) == before
+    assert counted(call("runs", 0, left_s=60, took_s=65, last=ended, **hung_up)) == {"compound": (3, 1, 0, 240, 120)}
+    assert not WorkflowResult.objects.filter(workflow="unknown").exists()
+    factories.records_stored(cancelled("sooner", 50, left_s=100))
+    assert counted(call("sooner", 0, left_s=40)) == {"compound": (4, 2, 0, 360, 240)}, "a request was told an earlier"
+
+
+def test_one_that_was_cancelled_before_its_first_request_counts_as_who_cancelled_it_has_it():
+    """Its row has no request. Those that were under way then are added to it."""
+    assert counted(cancelled("mine", 5), cancelled("theirs", 5, "operator")) == {"compound": (1, 0, 1, 0, 0)}
+    last = {"kind": "cancel", "reason": "workflow_cancelled", "at": 4.1}
+    late = call("mine", 1, took_s=4.1, left_s=59, last=last, outcome="cancelled", slo_class="batch", **MISS)
+    assert counted(late) == {"compound": (1, 0, 1, 0, 0)}
+    row = WorkflowResult.objects.get(workflow="mine")
+    assert (row.requests, row.slo_class, row.began_at) == (1, "batch", START + timedelta(seconds=1))
+
+
+def test_a_name_is_another_workflows_an_hour_after_it_was_cancelled():
+    """The second one was added to the first, which was not due yet, and did not count."""
+    factories.records_stored(call("nightly", 0, left_s=36_000), cancelled("nightly", 10, left_s=36_000))
+    factories.records_stored(call("nightly", 5_000, left_s=60))
+    again = cancelled("nightly", 10, left_s=36_000)
+    assert counted(again, until=START + timedelta(hours=2)) == {"compound": (1, 1, 1, 120, 120)}
+    latest = WorkflowResult.objects.get(latest=True)
+    assert (latest.cancelled_by, latest.requests) == ("", 1)
+    factories.records_stored(cancelled("nightly", 20_010, began_s=20_000))
+    assert WorkflowResult.objects.filter(workflow="nightly").count() == 3
+
+
+def test_rows_of_releases_that_did_not_know_when_it_was_cancelled_keep_their_results():
+    figures = {"tenant": "acme", "requests": 1, "failed": 1, "missed": 0, "cancelled": 1, "tokens": 0}
+    times = {"began_at": START, "ended_at": START + timedelta(seconds=5), "due_at": START + timedelta(seconds=60)}
+    for by in ("tenant", "operator", ""):
+        WorkflowResult.objects.create(workflow=f"by-{by}", cancelled_by=by, **figures, **times)
+    rows = {row.cancelled_by: row for row in WorkflowResult.objects.all()}
+    assert {by: (row.excluded, row.in_time) for by, row in rows.items()} == {
+        "tenant": (True, False), "operator": (False, False), "": (False, False),
+    }  # fmt: skip
+    assert {by: (row.ends_at - START).seconds for by, row in rows.items()} == {"tenant": 5, "operator": 5, "": 60}
 
 
 def test_a_step_that_its_client_gave_up_is_no_failure_of_its_workflow():
