@@ -55,6 +55,9 @@ class KeptWorkflow(Protocol):
     def cancelled_by(self) -> str: ...
 
     @property
+    def cancelled_at(self) -> float | None: ...
+
+    @property
     def tools(self) -> Sequence[tuple[str, str, float, float, Sequence[str] | None]]: ...
 
 
@@ -62,7 +65,7 @@ class KeptWorkflow(Protocol):
 class Workflow:
     """`due_at`: None without a deadline. `stages`: as the requests named them, in order, without repetitions. `failed`:
     requests that were refused, cut, cancelled or expired, without steps that their client gave up. `running`: requests
-    whose end no gateway has told yet. `cancelled_by`: tenant, operator or ""."""
+    whose end no gateway has told yet. `cancelled_by`: tenant, operator or "", at `cancelled_at`."""
 
     tenant: str
     name: str
@@ -74,6 +77,7 @@ class Workflow:
     running: int = 0
     output_tokens: int = 0
     cancelled_by: str = ""
+    cancelled_at: datetime | None = None
     stages: list[str] = field(default_factory=list)
 
     @property
@@ -82,13 +86,19 @@ class Workflow:
         return None if self.due_at is None else (self.ended_at - self.due_at).total_seconds()
 
     @property
+    def given_up_by(self) -> str:
+        """`cancelled_by`, if that was before it was due: cancelled later, it keeps the result that it had then."""
+        late = self.due_at is not None and self.cancelled_at is not None and self.cancelled_at >= self.due_at
+        return "" if late else self.cancelled_by
+
+    @property
     def kept(self) -> bool | None:
         """All or nothing: every request that has ended was answered, and the last one by the deadline. None without a
-        deadline, or if its client cancelled it."""
+        deadline, or if its client cancelled it before."""
         late_s = self.late_s
-        if late_s is None or self.cancelled_by == "tenant":
+        if late_s is None or self.given_up_by == "tenant":
             return None
-        return late_s <= 0 and not self.failed and not self.cancelled_by
+        return late_s <= 0 and not self.failed and not self.given_up_by
 
     def missed(self, now: datetime) -> bool:
         """For certain, by now."""
@@ -152,7 +162,8 @@ def with_kept(found: RecentWorkflows, kept: Mapping[Name, KeptWorkflow], now: da
         each.began_at = min(each.began_at, began_at)
         each.due_at = datetime.fromtimestamp(told.due_at, UTC)
         each.running = max(0, told.seen - told.answered - told.failed)
-        each.cancelled_by = told.cancelled_by or each.cancelled_by
+        if told.cancelled_by and told.cancelled_at is not None:
+            each.cancelled_by, each.cancelled_at = told.cancelled_by, datetime.fromtimestamp(told.cancelled_at, UTC)
     return _counted(known, now, cut=found.cut, live=True)
 
 
@@ -263,8 +274,12 @@ def _add(found: dict[Name, Workflow], row: RequestRecord) -> None:
         each.stages.append(row.stage)
     if each.due_at is None:
         each.due_at = _due_at(row)
-    if row.decisions and row.decisions[-1].get("kind") == "cancel":
-        each.cancelled_by = CANCELLED_BY.get(str(row.decisions[-1].get("reason")), each.cancelled_by)
+    last = row.decisions[-1] if row.decisions else {}
+    by = CANCELLED_BY.get(str(last.get("reason"))) if last.get("kind") == "cancel" else None
+    if by is not None:
+        at = row.arrived_at + timedelta(seconds=last.get("at", row.e2e_s or 0.0))
+        if each.cancelled_at is None or at < each.cancelled_at:
+            each.cancelled_by, each.cancelled_at = by, at
 
 
 def _due_at(row: RequestRecord) -> datetime | None:

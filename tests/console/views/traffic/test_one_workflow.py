@@ -107,11 +107,23 @@ def test_the_list_is_filtered_and_its_pages_keep_the_filter(viewer, acme):
 
 
 def test_what_its_client_cancelled_is_not_counted(viewer, acme):
-    begin("gone", 0.05)
-    factories.records_stored(call("gone", 5, 1.0, left_s=60, outcome="cancelled", attained=False))
+    begin("gone", 1.0)
     live.run(cancel_workflow("acme", "gone", BY_TENANT))
-    time.sleep(0.1)
+    factories.records_stored(call("gone", 5, 1.0, left_s=60, outcome="cancelled", attained=False))
+    time.sleep(1.0)
     assert "workflows whose deadline has passed" not in listed(viewer)
+
+
+def test_one_that_is_cancelled_after_its_deadline_keeps_its_result(viewer, acme):
+    begin("w1", 0.05)
+    factories.records_stored(call("w1", 5, 1.0, left_s=60))
+    live.run(run_orders([CountRequests("acme", "w1", 1, 1, 0, 12, 4.0)]))
+    time.sleep(0.1)
+    live.run(cancel_workflow("acme", "w1", BY_TENANT))
+    text = listed(viewer)
+    assert "1 of 1 workflows whose deadline has passed" in text
+    assert "by its client" not in text
+    assert ">cancelled</span>" in text, "its state"
 
 
 def test_one_shows_its_requests_in_order_with_their_shares_against_what_they_took(viewer, acme):
