@@ -20,8 +20,8 @@ _MARK = b'{"tool":'  # how a pointer begins
 
 
 def step_of(key: str) -> str:
-    """The name under which the result of a tool step is kept. A call whose key is just this finds nothing readable in
-    it, and keeps no answer."""
+    """The name under which the result of a tool step is kept. No call can have it as its key, since names of clients
+    have no NUL."""
     return f"\0tool {key}"
 
 

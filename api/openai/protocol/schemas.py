@@ -210,6 +210,17 @@ def wrong(field: str, what: str) -> ApiError:
     return ApiError("invalid_value", f"{field}: {what}", param=field)
 
 
+def name_of(value: object, field: str, what: str = "", *, least: int = 1) -> str:
+    """A name as a client gives it, which records keep: so without NUL, which PostgreSQL cannot store. `what`: said of
+    it beside its length. Raises ApiError."""
+    if not isinstance(value, str) or not least <= len(value) <= LONGEST_NAME:
+        size = f"{least} to {LONGEST_NAME}" if least else f"at most {LONGEST_NAME}"
+        raise wrong(field, f"must be a string of {size} characters{what}")
+    if "\0" in value:
+        raise wrong(field, "must not contain a NUL character, which cannot be recorded")
+    return value
+
+
 def _model(body: Mapping[str, Any], models: Mapping[str, ModelConfig]) -> ModelConfig:
     name = body.get("model")
     if not isinstance(name, str) or not name:
@@ -315,9 +326,7 @@ def _branch(body: Mapping[str, Any]) -> str:
     value = body.get("branch")
     if value is None:
         return ""
-    if not isinstance(value, str) or not 0 < len(value) <= LONGEST_NAME:
-        raise wrong("branch", f"must be a string of 1 to {LONGEST_NAME} characters, as the fork named it")
-    return value
+    return name_of(value, "branch", ", as the fork named it")
 
 
 def _equal(body: Mapping[str, Any], *, chat: bool, keep_usage: bool) -> bytes:
@@ -343,12 +352,7 @@ def _metadata(body: dict[str, Any]) -> tuple[str, str, str, tuple[str, ...] | No
         return "", "", "", None, ""
     if not isinstance(metadata, dict):
         raise wrong("metadata", "must be an object")
-    found = []
-    for field in _WORKFLOW_FIELDS:
-        value = metadata.get(field, "")
-        if not isinstance(value, str) or len(value) > LONGEST_NAME:
-            raise wrong(f"metadata.{field}", f"must be a string of at most {LONGEST_NAME} characters")
-        found.append(value)
+    found = [name_of(metadata.get(field, ""), f"metadata.{field}", least=0) for field in _WORKFLOW_FIELDS]
     parents = parents_of(metadata.get("parents"), found[2], "metadata.")
     rest = {key: value for key, value in metadata.items() if key not in _NOT_THE_ENGINES}
     body.pop("metadata")
@@ -385,9 +389,7 @@ def parents_of(given: object, own: str, where: str) -> tuple[str, ...] | None:
     if not isinstance(given, list) or len(given) > MOST_PARENTS:
         raise wrong(field, f"must be a list of at most {MOST_PARENTS} step keys or request ids")
     for name in given:
-        if not isinstance(name, str) or not 0 < len(name) <= LONGEST_NAME:
-            raise wrong(field, f"each must be a string of 1 to {LONGEST_NAME} characters, a step key or a request id")
-        if name == own:
+        if name_of(name, field, " each, a step key or a request id") == own:
             raise wrong(field, f"{name!r} is this step itself: a step cannot depend on itself")
     if len(set(given)) < len(given):
         raise wrong(field, "names a step twice")

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 from api.openai.protocol.errors import ApiError
-from api.openai.protocol.schemas import LONGEST_NAME, Body, dump, flag, load, parents_of, state_ref_of, wrong
+from api.openai.protocol.schemas import Body, dump, flag, load, name_of, parents_of, state_ref_of, wrong
 
 FIELDS = (
     "kind", "name", "key", "took", "ended_ago", "parents", "input_digest", "share_result", "result", "state_ref",
@@ -62,11 +62,7 @@ def parse_tool(raw: Body) -> ToolReport:
 
 def _text(body: Mapping[str, Any], field: str) -> str:
     value = body.get(field)
-    if value is None:
-        return ""
-    if not isinstance(value, str) or not 0 < len(value) <= LONGEST_NAME or "\0" in value:
-        raise wrong(field, f"must be a string of 1 to {LONGEST_NAME} characters")
-    return value
+    return "" if value is None else name_of(value, field)
 
 
 def _seconds(body: Mapping[str, Any], field: str) -> float | None:

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 from api.openai.protocol.errors import ApiError
-from api.openai.protocol.schemas import LONGEST_NAME, Body, integer, load, wrong
+from api.openai.protocol.schemas import Body, integer, load, name_of, wrong
 from controller.core.snapshot import TenantConfig
 from controller.slo.classes import SloError, SloFields, parse_slo_fields
 from controller.slo.workflow import WorkflowTime, past_from, shares_from
@@ -38,10 +38,7 @@ def parse_workflow(raw: Body) -> NewWorkflow:
         if field not in FIELDS:
             raise wrong(field[:100], f"is not a field of a workflow; it has {', '.join(FIELDS)}")
     name = body.get("id")
-    if name is None:
-        name = f"wf-{secrets.token_hex(12)}"
-    elif not isinstance(name, str) or not 0 < len(name) <= LONGEST_NAME:
-        raise wrong("id", f"must be a string of 1 to {LONGEST_NAME} characters")
+    name = f"wf-{secrets.token_hex(12)}" if name is None else name_of(name, "id")
     try:
         asked = parse_slo_fields({"deadline": body.get("deadline")})
     except SloError as error:
@@ -72,9 +69,7 @@ def _stage(given: object, where: str) -> Stage:
     for field in given:
         if field not in STAGE_FIELDS:
             raise wrong(f"{where}.{field[:100]}", f"is not a field of a stage; it has {', '.join(STAGE_FIELDS)}")
-    name, share = given.get("name"), given.get("share", 1.0)
-    if not isinstance(name, str) or not 0 < len(name) <= LONGEST_NAME:
-        raise wrong(f"{where}.name", f"must be a string of 1 to {LONGEST_NAME} characters")
+    name, share = name_of(given.get("name"), f"{where}.name"), given.get("share", 1.0)
     if isinstance(share, bool) or not isinstance(share, int | float) or not 0 < share <= LARGEST_SHARE:
         raise wrong(f"{where}.share", f"must be a number above 0 and at most {LARGEST_SHARE:.0f}")
     return Stage(name, float(share))
@@ -86,9 +81,7 @@ def parse_fork(raw: Body) -> tuple[str, int]:
     for field in body:
         if field not in FORK_FIELDS:
             raise wrong(field[:100], f"is not a field of a fork; it has {', '.join(FORK_FIELDS)}")
-    step = body.get("step")
-    if not isinstance(step, str) or not 0 < len(step) <= LONGEST_NAME:
-        raise wrong("step", f"must be a string of 1 to {LONGEST_NAME} characters, the step_key to go on from")
+    step = name_of(body.get("step"), "step", ", the step_key to go on from")
     branches = integer(body, "branches", 1, MOST_BRANCHES)
     if branches is None:
         raise wrong("branches", "is required: how many there will be")
