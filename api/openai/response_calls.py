@@ -84,7 +84,7 @@ def _asked(scope: Scope, known: tuple[str, ...]) -> dict[str, str]:
         raise wrong("query", "has too many fields") from None
     for field, value in fields.items():
         if field not in known and (field, value) not in NOTHING:
-            raise wrong(field, "is not supported here")
+            raise wrong(field[:100], "is not supported here")
     return fields
 
 

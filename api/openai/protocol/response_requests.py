@@ -163,7 +163,7 @@ def _object(body: Mapping[str, Any], field: str) -> Mapping[str, Any]:
 def _effort(reasoning: Mapping[str, Any]) -> str | None:
     for field in reasoning:
         if field != "effort" and reasoning[field] is not None:
-            raise wrong(f"reasoning.{field}", "is not supported")
+            raise wrong(f"reasoning.{field[:100]}", "is not supported")
     effort = reasoning.get("effort")
     if effort is not None and effort not in EFFORTS:
         raise wrong("reasoning.effort", f"must be one of {', '.join(EFFORTS)}")
@@ -174,7 +174,7 @@ def _format(text: Mapping[str, Any]) -> dict[str, Any] | None:
     """The chat's `response_format`; None for plain text."""
     for field in text:
         if field != "format" and text[field] is not None:
-            raise wrong(f"text.{field}", "is not supported")
+            raise wrong(f"text.{field[:100]}", "is not supported")
     wanted = text.get("format")
     if wanted is None:
         return None

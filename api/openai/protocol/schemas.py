@@ -507,7 +507,7 @@ def _media(part: Mapping[str, Any], where: str) -> None:
             link = part[name]
             url = link.get("url") if isinstance(link, dict) else link
             if not isinstance(url, str) or not _may_fetch(url):
-                raise wrong(where, f"{name} must be a data: URL, or one of a host that this deployment allows")
+                raise wrong(where, f"{name[:100]} must be a data: URL, or one of a host that this deployment allows")
 
 
 def _may_fetch(url: str) -> bool:

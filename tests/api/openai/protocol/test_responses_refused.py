@@ -96,6 +96,25 @@ async def test_a_field_that_is_wrong_or_not_served_is_named(field: str, body: di
         assert bed.sink.records == []
 
 
+LONG = "x" * 100_000
+
+
+@pytest.mark.parametrize("body", [{"reasoning": {LONG: 1}}, {"text": {LONG: 1}}])
+async def test_a_long_name_of_a_field_is_not_repeated_whole(body: dict[str, Any]) -> None:
+    async with TestBed() as bed:
+        answer = await bed.ask(asked(**body), PATH)
+        assert answer.status == 400
+        assert answer.error["param"] == next(iter(body)) + "." + "x" * 100
+        assert len(answer.body) < 500
+
+
+async def test_a_long_name_in_a_query_is_not_repeated_whole() -> None:
+    async with TestBed() as bed:
+        answer = await bed.ask(b"", f"{PATH}/resp_1", method="GET", query=f"{LONG[:60_000]}=1")
+        assert (answer.status, answer.error["param"]) == (400, "x" * 100)
+        assert len(answer.body) < 500
+
+
 JSON = st.recursive(
     st.none() | st.booleans() | st.integers(-3, 1 << 40) | st.floats(allow_nan=False, allow_infinity=False) | st.text(),
     lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=8), inner, max_size=3),

@@ -257,6 +257,14 @@ def test_data_and_listed_hosts_may_be_fetched(monkeypatch: pytest.MonkeyPatch) -
         assert upstream(parse({"model": "demo", **asked}, chat=True))["messages"] == asked["messages"]
 
 
+def test_a_long_name_of_a_link_is_not_repeated_whole() -> None:
+    part = {"type": "image_url", "x" * 100_000 + "_url": "ftp://host"}
+    with pytest.raises(ApiError) as caught:
+        parse(CHAT | {"messages": [{"role": "user", "content": [part]}]}, chat=True)
+    assert caught.value.param == "messages[0].content"
+    assert len(caught.value.message) < 500
+
+
 def test_a_part_of_another_type_is_refused() -> None:
     with pytest.raises(ApiError):
         parse({"model": "demo", "messages": [{"role": "user", "content": [{"type": "image_embeds"}]}]}, chat=True)
