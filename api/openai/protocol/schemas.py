@@ -375,6 +375,8 @@ def state_ref_of(given: object, key: str, where: str, needs: str) -> str:
         raise wrong(f"{where}state_ref", f"must be a string of 1 to {LONGEST_STATE_REF} printable ASCII characters")
     if not given.isascii():
         raise wrong(f"{where}state_ref", "must be ASCII: encode other bytes")
+    if given != given.strip():
+        raise wrong(f"{where}state_ref", "must not begin or end with a space, which headers lose")
     if not key:
         raise wrong(f"{where}state_ref", f"needs {where}{needs}, the step that it is given back with")
     return given

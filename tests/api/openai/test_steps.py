@@ -225,6 +225,8 @@ async def test_nothing_is_kept_that_was_not_asked_to_be():
         ({"step_key": "s1"}, "metadata.step_key"),
         ({"step_key": 5, "workflow_id": "w1"}, "metadata.step_key"),
         ({"step_key": "s" * 121, "workflow_id": "w1"}, "metadata.step_key"),
+        ({"step_key": "s1", "workflow_id": "w1", "state_ref": "a "}, "metadata.state_ref"),
+        ({"step_key": "s1", "workflow_id": "w1", "state_ref": " "}, "metadata.state_ref"),
     ],
 )
 async def test_bad_input_names_its_field(metadata, field):

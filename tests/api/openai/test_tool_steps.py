@@ -182,6 +182,7 @@ async def test_nothing_is_kept_without_a_retention():
         ({"key": "k", "result": 1}, "result"),
         ({"took": 1, "state_ref": "a"}, "state_ref"),
         ({"took": 1, "key": "k", "state_ref": "a\n"}, "state_ref"),
+        ({"took": 1, "key": "k", "state_ref": " a"}, "state_ref"),
         ({"took": 1, "key": "k", "state_ref": "a" * 513}, "state_ref"),
         ({"took": 1, "key": "k", "parents": ["k"]}, "parents"),
         ({"took": 1, "parents": ["nobody"]}, "parents"),
