@@ -91,7 +91,8 @@ def _raw(name: str, told: ToolReport) -> bytes | None:
     whole = {"id": name, "name": told.name, "digest": told.digest, "result": result, "state_ref": told.state_ref}
     raw = orjson.dumps(whole)
     if len(raw) > LARGEST_BYTES:
-        raise ApiError("request_too_large", f"result: at most {LARGEST_BYTES >> 10} KiB are kept of a step.")
+        message = f"result: at most {LARGEST_BYTES >> 10} KiB are kept of a step."
+        raise ApiError("request_too_large", message, param="result")
     return raw
 
 

@@ -202,7 +202,8 @@ async def test_bounds_unknown_workflows_and_redis_away():
         assert (await report(bed, took=1))[0] == 404
         await bed.ask(call(workflow_deadline=60))
         assert (await report(bed, "w1", OTHER, took=1))[0] == 404
-        assert (await report(bed, took=1, key="k", result="x" * LARGEST_BYTES))[0] == 413
+        status, error = await report(bed, took=1, key="k", result="x" * LARGEST_BYTES)
+        assert (status, error["param"]) == (413, "result")
         for _ in range(MOST_TOOLS + 3):
             assert (await report(bed, took=0))[0] == 201
         assert len(live.run(read_workflow("acme", "w1")).tools) == MOST_TOOLS
