@@ -31,11 +31,15 @@ def _pointer(name: str, digest: str) -> str:
 
 
 def read_shared(tenant: str, name: str, digest: str) -> Dialogue[bytes | None]:
-    """What is kept of a tool step with this name and input that lets others have its result."""
+    """What is kept of a tool step with this name and input that lets others have its result. None too if the pointer
+    cannot be read, such as another release's."""
     raw = yield ("GET", f"{STEPS_KEY.format(tenant=tenant)}|{_pointer(name, digest)}")
     if raw is None:
         return None
-    workflow, key = orjson.loads(raw)["tool"]
+    try:
+        workflow, key = orjson.loads(raw)["tool"]
+    except (KeyError, TypeError, ValueError):
+        return None
     return (yield from read_step(tenant, workflow, step_of(key)))
 
 

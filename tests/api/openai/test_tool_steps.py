@@ -92,6 +92,23 @@ async def test_equal_tool_steps_of_a_tenant_that_opted_in_share_a_result_until_i
         assert (await report(one, **asked))[1]["result"] == "second"
 
 
+@pytest.mark.parametrize(
+    "raw", [b"", b"no JSON", b"[]", b'{"tool": "w1"}', b'{"tool": [1, 2]}', b'{"step": ["w1", "k"]}']
+)
+async def test_a_result_that_cannot_be_found_again_is_none(raw):
+    """What is kept may be another release's."""
+    asked = {"input_digest": "a", "share_result": True}
+    async with gateway() as bed:
+        await bed.ask(call(workflow_deadline=60))
+        assert (await report(bed, key="k", took=1, result="first", **asked))[0] == 201
+        redis = live._client(settings.REDIS_URL)
+        (pointer,) = redis.keys("answers:acme|tool *")
+        redis.set(pointer, raw)
+        assert await report(bed, **asked) == (200, {
+            "id": None, "object": "workflow.step", "kind": "tool", "name": "search", "stored": False,
+        })  # fmt: skip
+
+
 async def test_a_tool_step_does_not_take_the_key_of_a_request():
     async with gateway("gw-a") as one, gateway("gw-b") as two:
         await one.ask(call(workflow_deadline=60))
