@@ -1,7 +1,9 @@
 """What clients get wrong, end to end: OpenAI's error shape naming the field, never a 500, and nothing queued."""
 
+import asyncio
 import json
 import time
+from collections import Counter
 
 import aiohttp
 import pytest
@@ -11,13 +13,19 @@ from hypothesis import strategies as st
 
 from api.openai.protocol.errors import KINDS
 from tests.faults.load import Sent, recorded
+from workers.workflows import MOST_TOOLS
 
 pytestmark = [pytest.mark.db, pytest.mark.slow]
 
 GOOD = {"model": "demo", "prompt": "Hello", "max_tokens": 4}
 CHAT = {"model": "demo", "messages": [{"role": "user", "content": "Hello"}], "max_tokens": 4}
 RESPONSE = {"model": "demo", "input": "Hello", "max_output_tokens": 4}
+STEP = {"workflow_id": "w", "step_key": "s"}
 LIMIT = 2 << 20
+
+
+def of(**metadata):
+    return GOOD | {"metadata": metadata}
 
 
 def post(system, body, path="completions", key=None, **options):
@@ -76,18 +84,249 @@ BAD = {
         "context_length_exceeded",
         "prompt",
     ),
+    "metadata": (GOOD | {"metadata": ["w"]}, 400, "invalid_value", "metadata"),
+    "workflow a number": (of(workflow_id=7), 400, "invalid_value", "metadata.workflow_id"),
+    "workflow long": (of(workflow_id="w" * 121), 400, "invalid_value", "metadata.workflow_id"),
+    "workflow with NUL": (of(workflow_id="a\0b"), 400, "invalid_value", "metadata.workflow_id"),
+    "half a character": (of(workflow_id="a\ud800b"), 400, "invalid_json", None),
+    "stage a number": (of(stage=7), 400, "invalid_value", "metadata.stage"),
+    "stage long": (of(stage="s" * 121), 400, "invalid_value", "metadata.stage"),
+    "stage with NUL": (of(stage="\0"), 400, "invalid_value", "metadata.stage"),
+    "step a number": (of(workflow_id="w", step_key=7), 400, "invalid_value", "metadata.step_key"),
+    "step long": (of(workflow_id="w", step_key="s" * 121), 400, "invalid_value", "metadata.step_key"),
+    "step with NUL": (of(workflow_id="w", step_key="a\0"), 400, "invalid_value", "metadata.step_key"),
+    "step of no workflow": (of(step_key="s"), 400, "invalid_value", "metadata.step_key"),
+    "parents of no workflow": (of(parents=["a"]), 400, "invalid_value", "metadata.parents"),
+    "parents text": (of(workflow_id="w", parents="a"), 400, "invalid_value", "metadata.parents"),
+    "parents many": (
+        of(workflow_id="w", parents=[f"p{number}" for number in range(33)]),
+        400,
+        "invalid_value",
+        "metadata.parents",
+    ),
+    "parents a number": (of(workflow_id="w", parents=[3]), 400, "invalid_value", "metadata.parents"),
+    "parents empty": (of(workflow_id="w", parents=[""]), 400, "invalid_value", "metadata.parents"),
+    "parents with NUL": (of(workflow_id="w", parents=["a\0"]), 400, "invalid_value", "metadata.parents"),
+    "parents twice": (of(workflow_id="w", parents=["a", "a"]), 400, "invalid_value", "metadata.parents"),
+    "parents itself": (of(**STEP, parents=["s"]), 400, "invalid_value", "metadata.parents"),
+    "state a number": (of(**STEP, state_ref=7), 400, "invalid_value", "metadata.state_ref"),
+    "state empty": (of(**STEP, state_ref=""), 400, "invalid_value", "metadata.state_ref"),
+    "state long": (of(**STEP, state_ref="x" * 513), 400, "invalid_value", "metadata.state_ref"),
+    "state of two lines": (of(**STEP, state_ref="a\nb"), 400, "invalid_value", "metadata.state_ref"),
+    "state not ASCII": (of(**STEP, state_ref="é"), 400, "invalid_value", "metadata.state_ref"),
+    "state of no step": (of(workflow_id="w", state_ref="x"), 400, "invalid_value", "metadata.state_ref"),
+    "workflow due, no workflow": (GOOD | {"workflow_deadline": 5}, 400, "invalid_value", "workflow_deadline"),
+    "workflow due text": (of(workflow_id="w") | {"workflow_deadline": "soon"}, 400, "invalid_slo", "workflow_deadline"),
+    "workflow due past": (of(workflow_id="w") | {"workflow_deadline": -1}, 400, "invalid_slo", "workflow_deadline"),
+    "workflow due now": (of(workflow_id="w") | {"workflow_deadline": 0}, 400, "invalid_slo", "workflow_deadline"),
 }
 
 
+@pytest.fixture(scope="module", autouse=True)
+def ready(running):
+    """As `system`, but once: to see that before each of so many refusals takes a second each."""
+    running.until(running.steady, within_s=90.0)
+
+
 @pytest.mark.parametrize("name", BAD)
-def test_it_is_refused_by_name_of_the_field(system, name):
+def test_it_is_refused_by_name_of_the_field(running, name):
     body, status, code, param = BAD[name]
-    answer = post(system, body)
+    answer = post(running, body)
     error = error_of(answer)
     assert (answer.status_code, error["code"], error["param"]) == (status, code, param), answer.text
     if param:
         assert param in error["message"]
-    assert queued(system) == 0
+    assert queued(running) == 0
+
+
+NEW = {"deadline": 60}
+FORK = {"step": "s", "branches": 2}
+TOOL = {"kind": "tool", "name": "search", "took": 1}
+REPORTS = "workflows/bad-input/steps"
+BAD_CALLS = {
+    "stages none": ("workflows", NEW | {"stages": []}, "stages"),
+    "stages an object": ("workflows", NEW | {"stages": {}}, "stages"),
+    "stages many": ("workflows", NEW | {"stages": [{"name": f"s{number}"} for number in range(33)]}, "stages"),
+    "stages twice": ("workflows", NEW | {"stages": [{"name": "a"}, {"name": "a"}]}, "stages"),
+    "stage no object": ("workflows", NEW | {"stages": ["a"]}, "stages[0]"),
+    "stage no name": ("workflows", NEW | {"stages": [{"name": "a"}, {}]}, "stages[1].name"),
+    "stage long": ("workflows", NEW | {"stages": [{"name": "s" * 121}]}, "stages[0].name"),
+    "stage with NUL": ("workflows", NEW | {"stages": [{"name": "a\0"}]}, "stages[0].name"),
+    "share nothing": ("workflows", NEW | {"stages": [{"name": "a", "share": 0}]}, "stages[0].share"),
+    "share true": ("workflows", NEW | {"stages": [{"name": "a", "share": True}]}, "stages[0].share"),
+    "share large": ("workflows", NEW | {"stages": [{"name": "a", "share": 1e9}]}, "stages[0].share"),
+    "id a number": ("workflows", NEW | {"id": 7}, "id"),
+    "id empty": ("workflows", NEW | {"id": ""}, "id"),
+    "id long": ("workflows", NEW | {"id": "w" * 121}, "id"),
+    "id with NUL": ("workflows", NEW | {"id": "a\0b"}, "id"),
+    "no deadline": ("workflows", {"id": "w"}, "deadline"),
+    "field unknown": ("workflows", NEW | {"stage": []}, "stage"),
+    "fork of no step": ("workflows/w/fork", {"branches": 2}, "step"),
+    "fork of a long step": ("workflows/w/fork", FORK | {"step": "s" * 121}, "step"),
+    "fork with NUL": ("workflows/w/fork", FORK | {"step": "a\0"}, "step"),
+    "branches missing": ("workflows/w/fork", {"step": "s"}, "branches"),
+    "branches none": ("workflows/w/fork", FORK | {"branches": 0}, "branches"),
+    "branches many": ("workflows/w/fork", FORK | {"branches": 65}, "branches"),
+    "branches true": ("workflows/w/fork", FORK | {"branches": True}, "branches"),
+    "tool no kind": (REPORTS, {"name": "search", "took": 1}, "kind"),
+    "tool no name": (REPORTS, {"kind": "tool", "took": 1}, "name"),
+    "tool a list": (REPORTS, TOOL | {"name": ["search"]}, "name"),
+    "tool long": (REPORTS, TOOL | {"name": "x" * 121}, "name"),
+    "tool with NUL": (REPORTS, TOOL | {"name": "a\0"}, "name"),
+    "key a number": (REPORTS, TOOL | {"key": 7}, "key"),
+    "key with NUL": (REPORTS, TOOL | {"key": "a\0"}, "key"),
+    "digest an object": (REPORTS, TOOL | {"key": "k", "input_digest": {}}, "input_digest"),
+    "took missing": (REPORTS, {"kind": "tool", "name": "search"}, "took"),
+    "took text": (REPORTS, TOOL | {"took": "long"}, "took"),
+    "took negative": (REPORTS, TOOL | {"took": -1}, "took"),
+    "took true": (REPORTS, TOOL | {"took": True}, "took"),
+    "ended tomorrow": (REPORTS, TOOL | {"ended_ago": -1}, "ended_ago"),
+    "share_result text": (REPORTS, TOOL | {"key": "k", "share_result": "yes"}, "share_result"),
+    "result of no key": (REPORTS, TOOL | {"result": 1}, "result"),
+    "tool's state of no key": (REPORTS, TOOL | {"state_ref": "x"}, "state_ref"),
+    "tool's parents text": (REPORTS, TOOL | {"parents": "a"}, "parents"),
+    "tool's parents many": (REPORTS, TOOL | {"parents": [f"p{number}" for number in range(33)]}, "parents"),
+    "tool's parents twice": (REPORTS, TOOL | {"parents": ["a", "a"]}, "parents"),
+    "tool's parents itself": (REPORTS, TOOL | {"key": "k", "parents": ["k"]}, "parents"),
+    "tool's parents unknown": (REPORTS, TOOL | {"parents": ["nobody"]}, "parents"),
+    "tool unknown field": (REPORTS, TOOL | {"steps": []}, "steps"),
+}
+
+
+@pytest.fixture(scope="module")
+def opened(running, ready):
+    """The workflow of REPORTS."""
+    assert post(running, {"id": "bad-input", "deadline": 3600}, "workflows").status_code in (200, 201)
+
+
+@pytest.mark.usefixtures("opened")
+@pytest.mark.parametrize("name", BAD_CALLS)
+def test_a_call_on_workflows_is_refused_alike(running, name):
+    path, body, param = BAD_CALLS[name]
+    answer = post(running, body, path)
+    error = error_of(answer)
+    assert (answer.status_code, error["code"], error["param"]) == (400, "invalid_value", param), answer.text
+    assert param in error["message"]
+
+
+def test_steps_that_would_depend_on_each_other_are_refused(running, opened):
+    for key, parents in (("a", []), ("b", ["a"])):
+        assert post(running, TOOL | {"key": key, "parents": parents}, REPORTS).status_code == 201
+    first = {"workflow_id": "bad-input", "step_key": "first"}
+    assert post(running, of(**first)).status_code == 200
+    assert post(running, TOOL | {"key": "later", "parents": ["first"]}, REPORTS).status_code == 201
+    assert post(running, TOOL | {"key": "later", "parents": ["first"]}, REPORTS).status_code == 201, "the same again"
+    answer = post(running, of(workflow_id="bad-input", step_key="first", parents=["later"]))
+    assert (answer.status_code, error_of(answer)["param"]) == (400, "metadata.parents")
+    taken = post(running, TOOL | {"key": "first"}, REPORTS)
+    assert (taken.status_code, error_of(taken)["code"], error_of(taken)["param"]) == (409, "step_exists", "key")
+
+
+def key_of(system, tenant):
+    """A key of a new tenant without quotas, once the gateway knows it."""
+    session = system.sign_in()
+    for kind, body in (("tenants", {"name": tenant, "rpm": None}), ("api-keys", {"tenant": tenant, "name": "its own"})):
+        made = system.control(session, kind, body)
+        assert made.status_code == 201, made.text
+    key = made.json()["secret"]
+    system.until(lambda: post(system, NEW, "workflows", key=key).status_code == 201, within_s=5.0)
+    return key
+
+
+def test_workflows_of_others_do_not_exist(running, opened):
+    key = key_of(running, "rival")
+    answers = [
+        post(running, TOOL, REPORTS, key=key),
+        post(running, TOOL, "workflows/nobody/steps"),
+        post(running, FORK, "workflows/bad-input/fork", key=key),
+        post(running, b"", "workflows/bad-input/cancel", key=key),
+    ]
+    assert [(each.status_code, error_of(each)["code"]) for each in answers] == [(404, "not_found")] * 4
+    headers = {"Authorization": f"Bearer {key}"}
+    read = requests.get(f"{running.gateway}/v1/workflows/bad-input", headers=headers, timeout=10)
+    assert (read.status_code, error_of(read)["code"]) == (404, "not_found")
+
+
+STRANGE = ("", "%00", "a%00b", "%0A", "%FF%FE", "%ED%A0%80", "w" * 5_000, "..%2F..", "%25", "a/cancel/steps", "é")
+
+
+@pytest.mark.parametrize("name", STRANGE)
+def test_strange_names_in_an_address_are_unknown(running, name):
+    """Of workflows and of stored responses."""
+    headers = {"Authorization": f"Bearer {running.key()}"}
+    bodies = {"/steps": TOOL, "/fork": FORK, "/cancel": {}}
+    for path, below in (("workflows", ""), ("responses", ""), ("responses", "/input_items")):
+        read = requests.get(f"{running.gateway}/v1/{path}/{name}{below}", headers=headers, timeout=10)
+        assert (read.status_code, error_of(read)["code"]) == (404, "not_found"), (path, below)
+    for below, body in bodies.items():
+        answer = post(running, body, f"workflows/{name}{below}")
+        assert (answer.status_code, error_of(answer)["code"]) == (404, "not_found"), below
+    answer = post(running, {}, f"responses/{name}/cancel")
+    assert (answer.status_code, error_of(answer)["code"]) == (404, "not_found")
+    for path in (f"responses/{name}", f"workflows/w/branches/{name}"):
+        gone = requests.delete(f"{running.gateway}/v1/{path}", headers=headers, timeout=10)
+        assert (gone.status_code, error_of(gone)["code"]) == (404, "not_found"), path
+
+
+MANY = 10_001
+
+
+async def test_ten_thousand_steps_of_a_workflow_are_taken_and_the_newest_known(running, say):
+    key, path = key_of(running, "many"), "workflows/long/steps"
+    assert post(running, {"id": "long", "deadline": 3600}, "workflows", key=key).status_code == 201
+    numbers, statuses = iter(range(MANY)), Counter()
+
+    async def report(client):
+        for number in numbers:
+            step = TOOL | {"key": f"step-{number}", "parents": []}
+            async with client.post(f"{running.gateway}/v1/{path}", json=step) as answer:
+                await answer.read()
+                statuses[answer.status] += 1
+
+    began = time.monotonic()
+    async with aiohttp.ClientSession(headers={"Authorization": f"Bearer {key}"}) as client:
+        await asyncio.gather(*(report(client) for _ in range(16)))
+    assert statuses == {201: MANY}
+    took_s = time.monotonic() - began
+    assert post(running, TOOL | {"key": "last", "parents": []}, path, key=key).status_code == 201
+    assert post(running, TOOL | {"parents": ["last", f"step-{MANY - 1}"]}, path, key=key).status_code == 201
+    old = post(running, TOOL | {"parents": ["step-0"]}, path, key=key)
+    assert (old.status_code, error_of(old)["param"]) == (400, "parents")
+    began = time.monotonic()
+    answer = post(running, of(workflow_id="long", parents=["last"]), key=key)
+    assert answer.status_code == 200, answer.text
+    call_s = time.monotonic() - began
+    sent = Sent(0.0, False, answer.headers["x-slackline-request-id"])
+    recorded(running, [sent])
+    [(tools, parents)] = running.query("SELECT tool_steps, parents FROM request_record WHERE id = %s", sent.id)
+    assert (len(tools), parents) == (MOST_TOOLS, ["last"])
+    headers = {"Authorization": f"Bearer {key}"}
+    read = requests.get(f"{running.gateway}/v1/workflows/long", headers=headers, timeout=10)
+    assert (read.status_code, read.json()["state"]) == (200, "open")
+    say(reports_per_s=round(MANY / took_s), next_request_ms=round(1000 * call_s))
+
+
+CALLS = {"completions": GOOD, "chat/completions": CHAT, "responses": RESPONSE}
+
+
+@pytest.mark.parametrize("path", CALLS)
+def test_names_are_refused_or_recorded_as_they_are(running, path):
+    for field in ("workflow_id", "stage", "step_key"):
+        answer = post(running, CALLS[path] | {"metadata": STEP | {field: "a\0b"}}, path)
+        error = error_of(answer)
+        assert (answer.status_code, error["code"], error["param"]) == (400, "invalid_value", f"metadata.{field}")
+        assert "NUL" in error["message"]
+        answer = post(running, CALLS[path] | {"metadata": STEP | {field: "\udc00"}}, path)
+        assert (answer.status_code, error_of(answer)["code"]) == (400, "invalid_json")
+        assert "surrogate" in error_of(answer)["message"]
+    odd = f"\n{path}\r\t\x7f\u2028\u202e'\"\\%00🦊"
+    named = {"workflow_id": odd, "stage": odd, "step_key": odd, "parents": ["a\nb"]}
+    answer = post(running, CALLS[path] | {"metadata": named}, path)
+    assert answer.status_code == 200, answer.text
+    sent = Sent(0.0, False, answer.headers["x-slackline-request-id"])
+    recorded(running, [sent])
+    sql = "SELECT workflow, stage, step_key, parents FROM request_record WHERE id = %s"
+    assert running.query(sql, sent.id) == [(odd, odd, odd, ["a\nb"])]
 
 
 @pytest.mark.parametrize(
