@@ -40,6 +40,7 @@ from workers.supervisor.embedded import EmbeddedPostgres, EmbeddedRedis
 from workers.supervisor.ports import free_port
 
 pytestmark = [pytest.mark.db, pytest.mark.django_db(transaction=True)]
+READY_S = 60.0  # a start on a busy machine
 
 
 def bearer(secret: str) -> dict[str, str]:
@@ -78,7 +79,7 @@ class GatewayProcess:
         with (folder / "gateway.log").open("ab") as log:
             self.process = subprocess.Popen(command, env=environment, stderr=log, stdout=log)
         try:
-            until(self._ready, 20)
+            until(self._ready, READY_S)
         except AssertionError:
             self.process.kill()
             raise
@@ -287,7 +288,7 @@ def test_queued_requests_are_cancelled_from_outside(gateway: GatewayProcess, two
             answers = [pool.submit(gateway.ask, prompt=[5] * 100, max_tokens=8) for _ in range(100)]
             (queue,) = until(asked_queue)
             victim = queue["rows"][-1]["id"]
-            (done,) = live.send_command("operator", "cancel", [victim, "req-unknown"])
+            (done,) = live.send_command("operator", "cancel", [victim, "req-unknown"], valid_s=20.0, wait_s=20.0)
             assert (done["gateway"], done["applied"], done["gone"]) == (gateway.name, [victim], ["req-unknown"])
             for engine in two_engines:
                 engine.process.send_signal(signal.SIGCONT)
