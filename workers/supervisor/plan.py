@@ -120,7 +120,8 @@ def serve_model(settings: Settings, env: Mapping[str, str], log: Path) -> Spec:
 
 
 def _manage(env: Mapping[str, str], log: Path, *command: str) -> Spec:
-    argv = (sys.executable, str(ROOT / "manage.py"), *command)
+    # Django's checks would read all pages, which takes longer than most commands; the settings were checked before.
+    argv = (sys.executable, str(ROOT / "manage.py"), *command, "--skip-checks")
     return Spec(command[0], argv, {**env, "SLACKLINE_ROLE": "manage"}, log)
 
 
