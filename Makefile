@@ -36,8 +36,9 @@ IN_PARALLEL := -n $(WORKERS) --dist worksteal
 # Named at the end: a test that needs seconds has to earn them, or is marked `slow` or `simulated`.
 SLOWEST := --durations=25 --durations-min=2
 # Tests that start engines or whole systems wait much: two processes of them, each with systems of its own, keep both
-# cores of a small machine busy. A module's tests share what it started, so they stay together. WORKERS=0: all in one.
-IN_TWO := -n $(if $(filter 0,$(WORKERS)),0,2) --dist loadfile $(SLOWEST)
+# cores of a small machine busy. A module's tests share what it started, so they stay together; files that are marked
+# `long` begin first. WORKERS=0: all in one.
+IN_TWO := -n $(if $(filter 0,$(WORKERS)),0,2) --dist loadfile --no-loadscope-reorder $(SLOWEST)
 # Tests start hundreds of Python processes; each would compile our modules again.
 unexport PYTHONDONTWRITEBYTECODE
 FIDELITY_ARGS ?=

@@ -11,6 +11,7 @@ import hashlib
 import json
 import os
 import re
+from collections import Counter
 from collections.abc import Generator, Iterator, Sequence
 from importlib import import_module
 from pathlib import Path
@@ -40,10 +41,11 @@ OF_MODULE = re.compile(rf"^pytestmark = .*\bmark\.({PARTS})\b", re.MULTILINE)
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """So that `-m "not db"` is all that runs without services, mark what asks for them in another way. Leave out what
-    only `THOROUGH=1` runs, unless the command line names it."""
+    only `THOROUGH=1` runs, unless the command line names it. Begin with long files."""
     for item in items:
         if item.get_closest_marker("django_db") or NEEDS_SERVICES & set(getattr(item, "fixturenames", ())):
             item.add_marker(pytest.mark.db)
+    items[:] = longest_first(items)
     named = any("::" in argument for argument in config.invocation_params.args)
     if os.environ.get("THOROUGH") or config.option.keyword or named:
         return
@@ -53,6 +55,14 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         config.hook.pytest_deselected(items=left_out)
         out = set(left_out)
         items[:] = [item for item in items if item not in out]
+
+
+def longest_first(items: list[pytest.Item]) -> list[pytest.Item]:
+    """Files by the seconds of their mark `long`, then by their number of tests, if any is marked: of two processes that
+    share files, none may begin a long one when the other has nothing left to do. pytest-xdist only counts tests."""
+    long = {item.path: item.get_closest_marker("long").args[0] for item in items if item.get_closest_marker("long")}  # type: ignore[union-attr]
+    tests = Counter(item.path for item in items)
+    return sorted(items, key=lambda item: (-long.get(item.path, 0), -tests[item.path])) if long else items
 
 
 def beyond_samples(items: list[pytest.Item], seed: str) -> list[pytest.Item]:

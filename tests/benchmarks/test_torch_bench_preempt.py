@@ -19,7 +19,7 @@ from benchmarks.bench_preempt import (
 from tests.workers.engine.torch.bench import VOCABULARY, folder, program
 from workers.engine.torch.task import Boundary
 
-pytestmark = pytest.mark.torch
+pytestmark = [pytest.mark.torch, pytest.mark.long(18)]
 F5_MS = (2.0, 8.0, 1.0, 4.0, 3.0)
 
 

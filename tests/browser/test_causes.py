@@ -12,7 +12,7 @@ from playwright.sync_api import Locator, Page, expect
 from tests.browser.running.caller import Caller, engine_of_its_own, within
 from tests.browser.running.stack import Stack
 
-pytestmark = pytest.mark.browser
+pytestmark = [pytest.mark.browser, pytest.mark.long(60)]
 
 MODEL, CLASS = "walked", "walk"
 POLICY = {

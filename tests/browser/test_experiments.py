@@ -13,7 +13,7 @@ from tests.browser.every_page.looks import settle
 from tests.browser.every_page.reached import SIMULATED_MS
 from tests.browser.running.caller import within
 
-pytestmark = pytest.mark.browser
+pytestmark = [pytest.mark.browser, pytest.mark.long(175)]
 
 DONE_S = 120_000
 

@@ -23,7 +23,7 @@ from tests.waiting import until
 from workers.supervisor.embedded import EmbeddedPostgres
 from workers.supervisor.ports import free_port
 
-pytestmark = [pytest.mark.db, pytest.mark.slow]
+pytestmark = [pytest.mark.db, pytest.mark.slow, pytest.mark.long(50)]
 
 ROOT = Path(__file__).resolve().parents[2]
 DOCKER = ROOT / "docker"

@@ -11,7 +11,7 @@ import redis
 from tests.faults.outage import check, hanging, outage, stopped
 from tests.faults.workflows import AWAY
 
-pytestmark = [pytest.mark.db, pytest.mark.slow]
+pytestmark = [pytest.mark.db, pytest.mark.slow, pytest.mark.long(125)]
 LOST = "Couldn't ack"  # Celery's words
 HELD_LOOKS = 15  # a tenth of a second apart: longer than any worker that is well keeps a message unacknowledged
 

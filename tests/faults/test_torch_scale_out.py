@@ -14,7 +14,7 @@ import pytest
 
 from tests.faults.load import Load
 
-pytestmark = [pytest.mark.db, pytest.mark.slow, pytest.mark.torch]
+pytestmark = [pytest.mark.db, pytest.mark.slow, pytest.mark.torch, pytest.mark.long(110)]
 WITHIN_S = 180.0
 POLICY = {"min_instances": 1, "max_instances": 2, "upper": 0.6, "lower": 0.05, "sustain_s": 600.0, "cooldown_s": 2.0}
 

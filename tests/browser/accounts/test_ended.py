@@ -9,7 +9,7 @@ from playwright.sync_api import expect
 
 from tests.browser.conftest import sign_in
 
-pytestmark = pytest.mark.browser
+pytestmark = [pytest.mark.browser, pytest.mark.long(100)]
 
 ENDED = "Your session has ended"
 SOON_MS = 10_000  # the next look at the session itself would be up to half a minute later

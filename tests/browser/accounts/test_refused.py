@@ -11,7 +11,7 @@ from controller.services.records.refusals import BURST
 from tests.browser.conftest import sign_in
 from tests.browser.every_page.pages import ACTIONS, PAGES, RANK, SAVED
 
-pytestmark = pytest.mark.browser
+pytestmark = [pytest.mark.browser, pytest.mark.long(105)]
 
 TOO_LOW = [(role, action) for action in ACTIONS for role in RANK if RANK[role] < RANK[action.role]]
 

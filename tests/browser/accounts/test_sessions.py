@@ -8,7 +8,7 @@ from playwright.sync_api import expect
 from tests.browser.conftest import sign_in
 from tests.browser.every_page.looks import settle
 
-pytestmark = pytest.mark.browser
+pytestmark = [pytest.mark.browser, pytest.mark.long(80)]
 FIREFOX = "Mozilla/5.0 (Windows NT 10.0; Win64; x64; rv:140.0) Gecko/20100101 Firefox/140.0"
 
 

@@ -13,7 +13,7 @@ from console.charts.experiments import attainment
 from tests.browser.every_page.looks import beyond, findings_in_both_schemes
 from tests.browser.every_page.test_charts_drawn import BASE, STATIC
 
-pytestmark = pytest.mark.browser
+pytestmark = [pytest.mark.browser, pytest.mark.long(65)]
 
 LONG, TITLE = "x" * 64, "T" * 120  # the longest that are allowed
 BROKEN = """(holder) => {

@@ -8,7 +8,7 @@ from playwright.sync_api import expect
 from console.navigation import PAGES
 from tests.browser.every_page.looks import beyond, serious_findings
 
-pytestmark = pytest.mark.browser
+pytestmark = [pytest.mark.browser, pytest.mark.long(45)]
 
 TITLES = [title for _, title, _ in PAGES]
 NARROW = 390

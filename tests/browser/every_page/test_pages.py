@@ -10,7 +10,7 @@ from tests.browser.every_page.looks import beyond, findings_in_both_schemes, ser
 from tests.browser.every_page.pages import ACTIONS, PAGES, RANK
 from tests.browser.every_page.reached import REACHED
 
-pytestmark = pytest.mark.browser
+pytestmark = [pytest.mark.browser, pytest.mark.long(365)]
 
 WIDE, NARROW = 1280, 390
 LOOKS = [(WIDE, "light"), (NARROW, "dark")]

@@ -13,7 +13,7 @@ from playwright.sync_api import Locator, Page, expect
 from tests.browser.every_page.places import Places
 from tests.browser.running.caller import Caller
 
-pytestmark = pytest.mark.browser
+pytestmark = [pytest.mark.browser, pytest.mark.long(85)]
 Visit = Callable[..., Page]
 
 NEW_YORK, KOLKATA = "America/New_York", "Asia/Kolkata"

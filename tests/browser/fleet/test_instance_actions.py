@@ -11,7 +11,7 @@ from playwright.sync_api import expect
 
 from tests.browser.running.caller import busy, engine_of_its_own, within
 
-pytestmark = pytest.mark.browser
+pytestmark = [pytest.mark.browser, pytest.mark.long(65)]
 
 NAME = "acted"
 LOADS = "engine=0.3,host=0.3,disk=0.3"  # emulated, in seconds

@@ -11,7 +11,7 @@ from playwright.sync_api import expect
 from tests.browser.every_page.looks import beyond, serious_findings
 from tests.browser.running.caller import within
 
-pytestmark = pytest.mark.browser
+pytestmark = [pytest.mark.browser, pytest.mark.long(65)]
 
 MANY, MODEL = 40, "many"
 NARROW_ROWS, WIDE_ROWS = 10, 25

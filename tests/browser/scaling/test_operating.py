@@ -10,7 +10,7 @@ from playwright.sync_api import expect
 
 from tests.browser.every_page.looks import settle
 
-pytestmark = pytest.mark.browser
+pytestmark = [pytest.mark.browser, pytest.mark.long(95)]
 
 
 def test_a_miss_is_compared_with_one_that_made_it(visit, places):

@@ -14,7 +14,7 @@ from tests.browser.running.caller import Caller, engine_of_its_own, within
 from tests.browser.running.stack import Stack
 from tests.browser.screenshots.scale_out import warm
 
-pytestmark = pytest.mark.browser
+pytestmark = [pytest.mark.browser, pytest.mark.long(55)]
 
 MODEL = "followed"
 LOADS = "engine=0.9,host=2.7,disk=4.1"  # emulated, so that a warm engine is told where to get its weights

@@ -12,7 +12,7 @@ from tests.browser.every_page.looks import beyond, findings_in_both_schemes
 from tests.browser.every_page.reached import SIMULATED_MS
 from tests.browser.running.caller import within
 
-pytestmark = pytest.mark.browser
+pytestmark = [pytest.mark.browser, pytest.mark.long(60)]
 
 
 def test_an_operator_switches_it_on_and_back(visit):

@@ -27,7 +27,7 @@ from tests.browser.running.stack import Stack
 from tests.second_gateway import second_gateway
 from workers.supervisor.plan import ROOT
 
-pytestmark = pytest.mark.browser
+pytestmark = [pytest.mark.browser, pytest.mark.long(50)]
 MODEL = "crowded"
 EVERY_S = 0.4  # between two requests at each gateway: the engine takes about a second for one
 # Percent of what waits. Five requests come while one ends, so that more than half has to go before a batch is in time,

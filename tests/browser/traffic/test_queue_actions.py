@@ -12,7 +12,7 @@ from playwright.sync_api import Page, WebSocketRoute, expect
 from tests.browser.running.caller import busy, within
 from tests.browser.running.stack import ROOT
 
-pytestmark = pytest.mark.browser
+pytestmark = [pytest.mark.browser, pytest.mark.long(85)]
 
 ROW = "[data-rows] tr:not(.space)"
 CROWD = 400

@@ -19,7 +19,7 @@ from playwright.sync_api import expect
 from tests.browser.running.caller import within
 from tests.browser.running.stack import ROOT, Stack
 
-pytestmark = pytest.mark.browser
+pytestmark = [pytest.mark.browser, pytest.mark.long(65)]
 
 ROW = "[data-rows] tr:not(.space)"
 STOP_AT = 500

@@ -10,7 +10,7 @@ from playwright.sync_api import expect
 from tests.browser.every_page.looks import beyond, serious_findings
 from tests.browser.running.caller import busy, engine_of_its_own, within
 
-pytestmark = pytest.mark.browser
+pytestmark = [pytest.mark.browser, pytest.mark.long(85)]
 
 ROW = "[data-rows] tr:not(.space)"
 TIME = r"[\d.]+ (ms|s|min)"

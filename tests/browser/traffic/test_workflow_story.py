@@ -11,7 +11,7 @@ from playwright.sync_api import Locator, Page, expect
 
 from benchmarks.workflows.story import Story, place_of
 
-pytestmark = pytest.mark.browser
+pytestmark = [pytest.mark.browser, pytest.mark.long(35)]
 DEADLINE_S = 15.0
 
 

@@ -15,7 +15,7 @@ from tests.waiting import until
 from tests.workers.actions.test_action_worker import said
 from tests.workers.engine.torch.bench import folder
 
-pytestmark = [pytest.mark.torch, pytest.mark.db, pytest.mark.django_db(transaction=True)]
+pytestmark = [pytest.mark.torch, pytest.mark.db, pytest.mark.django_db(transaction=True), pytest.mark.long(20)]
 
 LARGE = ("LlamaForCausalLM", "--hidden", "1024", "--layers", "6")  # some 0.2 s of transfer
 ASK = {"model": "m", "prompt": list(range(40)), "max_tokens": 8, "ignore_eos": True, "temperature": 0}

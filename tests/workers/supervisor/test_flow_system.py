@@ -23,7 +23,7 @@ from tests.faults.outage import stopped
 from tests.faults.system import System
 from workers.supervisor.embedded import EmbeddedPostgres, EmbeddedRedis
 
-pytestmark = [pytest.mark.db, pytest.mark.slow]
+pytestmark = [pytest.mark.db, pytest.mark.slow, pytest.mark.long(85)]
 AT_ONCE = 6
 AWAY_S = 10.0
 LINK = 0.5e9 / 8  # bytes/s that the daemon assumes

@@ -22,7 +22,7 @@ from workers.http.details import KEPT_S
 from workers.supervisor.plan import ROOT
 from workers.supervisor.ports import free_port
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.long(250)]
 READY_WITHIN_S = 120.0
 STOP_WITHIN_S = 120.0  # the grace periods of all steps of a stop sum up to 90 s
 

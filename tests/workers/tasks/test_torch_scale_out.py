@@ -39,7 +39,7 @@ from workers.provisioners import ProcessProvisioner, StaticProvisioner
 from workers.supervisor.engine_processes import EngineFolder
 from workers.tasks import reconcile
 
-pytestmark = [pytest.mark.torch, pytest.mark.db, pytest.mark.django_db(transaction=True)]
+pytestmark = [pytest.mark.torch, pytest.mark.db, pytest.mark.django_db(transaction=True), pytest.mark.long(55)]
 TOKEN = "fleet-secret"
 WITHIN_S = 240.0  # a process with torch starts in seconds, or in minutes where others want the processor too
 ASK = {"model": "mid", "prompt": list(range(40)), "max_tokens": 8, "ignore_eos": True, "temperature": 0}

@@ -20,7 +20,7 @@ from tests.workers.engine.process import EngineProcess
 from tests.workers.engine.torch.bench import VOCABULARY, Bench, folder, program
 from workers.engine.torch.kv.layout import TorchKv
 
-pytestmark = pytest.mark.torch
+pytestmark = [pytest.mark.torch, pytest.mark.long(45)]
 
 PROMPT_TOKENS, TOKENS = 300, 20
 

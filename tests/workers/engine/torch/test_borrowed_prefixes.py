@@ -14,7 +14,7 @@ from tests.workers.engine.client import complete, post
 from tests.workers.engine.process import FLEET
 from tests.workers.engine.torch.bench import VOCABULARY, folder
 
-pytestmark = pytest.mark.torch
+pytestmark = [pytest.mark.torch, pytest.mark.long(45)]
 DEARER_TO_COMPUTE = ("--kv-heads", "1", "--intermediate", "2048")  # than to copy
 PREFIX = [(7 * i + 3) % VOCABULARY for i in range(160)]
 

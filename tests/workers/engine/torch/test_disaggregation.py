@@ -26,7 +26,7 @@ from workers.engine.torch.executor import TorchExecutor
 from workers.engine.torch.kv.layout import TorchKv
 from workers.engine.torch.task import Boundary
 
-pytestmark = pytest.mark.torch
+pytestmark = [pytest.mark.torch, pytest.mark.long(50)]
 
 
 @pytest.fixture(scope="module", params=["continuous", "slackline"])

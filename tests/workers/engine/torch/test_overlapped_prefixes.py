@@ -12,7 +12,7 @@ from tests.workers.engine.proxy import ELSEWHERE
 from tests.workers.engine.torch.bench import folder
 from tests.workers.engine.torch.test_borrowed_prefixes import DEARER_TO_COMPUTE
 
-pytestmark = pytest.mark.torch
+pytestmark = [pytest.mark.torch, pytest.mark.long(20)]
 
 
 @pytest.fixture(scope="module")

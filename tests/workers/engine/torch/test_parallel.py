@@ -16,7 +16,7 @@ from tests.workers.engine.client import post
 from tests.workers.engine.process import FLEET, EngineProcess
 from tests.workers.engine.torch.bench import folder
 
-pytestmark = pytest.mark.torch
+pytestmark = [pytest.mark.torch, pytest.mark.long(125)]
 OPTIONS = ("--executor", "torch", "--kv-cache-gib", "0.01", "--block-size", "4", "--threads", "1")
 TWO = ("--tensor-parallel", "2")
 PROMPTS = [[(7 * i + 3 * j) % 500 for j in range(length)] for i, length in enumerate((300, 5, 64, 17, 120, 1, 33, 200))]

@@ -14,7 +14,7 @@ from workers.engine.torch.model.transformer import Model
 from workers.engine.torch.rank_counter import room
 from workers.engine.torch.ranks import Alone
 
-pytestmark = pytest.mark.torch
+pytestmark = [pytest.mark.torch, pytest.mark.long(55)]
 TIMES = 1000  # steps that were really suspended, not signals: some of those come in the last operator
 
 

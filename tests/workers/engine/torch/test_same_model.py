@@ -31,7 +31,7 @@ from workers.engine.weights.checkpoint_identity import marks_of
 from workers.engine.weights.host_copy import HostCopy
 from workers.engine.weights.manager import Identity, Source, WeightManager
 
-pytestmark = pytest.mark.torch
+pytestmark = [pytest.mark.torch, pytest.mark.long(25)]
 COMMON = ("--executor", "torch", "--threads", "1", "--kv-cache-gib", "0.01", "--profile", "constant:5ms")
 ASK: dict[str, Any] = {"prompt": list(range(40)), "max_tokens": 8, "ignore_eos": True, "temperature": 0}
 

@@ -16,7 +16,7 @@ from tests.workers.engine.process import EngineProcess
 from tests.workers.engine.torch.bench import VOCABULARY, folder
 from workers.engine.text.model_tokenizer import FileTokenizer
 
-pytestmark = pytest.mark.torch
+pytestmark = [pytest.mark.torch, pytest.mark.long(60)]
 TEMPLATE = (
     "{% for m in messages %}<s>{{ m['role'] }}: {{ m['content'] }}</s>{% endfor %}"
     "{% if add_generation_prompt %}<s>{% endif %}"

@@ -15,7 +15,7 @@ from tests.workers.engine.client import CHAT, COMPLETIONS, complete, post, strea
 from tests.workers.engine.torch.bench import VOCABULARY, Bench, Interrupting, engine_config, folder, program, prompts
 from workers.engine.torch.task import Boundary
 
-pytestmark = pytest.mark.torch
+pytestmark = [pytest.mark.torch, pytest.mark.long(30)]
 
 TOKENS = 24
 ASKED = prompts(6, seed=11, longest=16)

@@ -29,7 +29,7 @@ from workers.engine.torch.weights.transfer import WeightMemory
 from workers.engine.weights.manager import LoadFailed, WeightManager
 from workers.http.fleet_proof import CHALLENGE_PATH, PROOF
 
-pytestmark = pytest.mark.torch
+pytestmark = [pytest.mark.torch, pytest.mark.long(25)]
 TOKEN = FLEET["token"]
 COMMON = ("--executor", "torch", "--threads", "1", "--kv-cache-gib", "0.01", "--profile", "constant:5ms")
 ASK: dict[str, Any] = {"prompt": list(range(40)), "max_tokens": 8, "ignore_eos": True, "temperature": 0}
