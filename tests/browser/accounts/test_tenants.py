@@ -8,9 +8,9 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 from playwright.sync_api import expect
 
-from tests.browser.running.caller import Caller, within
+from tests.browser.running.caller import Caller, busy, within
 
-pytestmark = pytest.mark.browser
+pytestmark = [pytest.mark.browser, pytest.mark.long(60)]
 
 
 def ask(stack, key):
@@ -126,15 +126,16 @@ def test_without_a_clipboard_the_key_is_there_to_be_selected(visit):
     assert page.evaluate("getSelection().toString()").strip() == secret
 
 
-def test_requests_at_once_of_a_tenant_move_with_its_traffic(visit, stack):
+def test_requests_at_once_of_a_tenant_move_with_its_traffic(visit, stack, lane):
     page = visit("viewer", "/tenants/1/")
     expect(page.locator("[data-live-state]")).to_have_attribute("data-state", "live")
     expect(page.locator("[data-used]")).to_have_text(re.compile(r"^\d+$"))
     before = int(page.locator("[data-used]").inner_text())
     reached = "least => Number(document.querySelector('[data-used]').textContent) >= least"
     fallen = "most => Number(document.querySelector('[data-used]').textContent) < most"
-    sent = stack.send(60, slo_class="analytics", max_tokens=200)
-    page.wait_for_function(reached, arg=before + 40)
+    with busy(stack, lane):  # they wait as long as the page takes
+        sent = stack.send(60, model=lane, slo_class="batch", max_tokens=2)
+        page.wait_for_function(reached, arg=before + 40)
     for each in sent:
         each.result()
     page.wait_for_function(fallen, arg=before + 40)
