@@ -57,7 +57,7 @@ class Crowd:
     def arrivals(self) -> Iterator[ev.Arrived]:
         chance = self.chance
         for number in count():
-            targets = Targets(chance.choice([20.0, 40.0, 90.0]), 0.1, None, 60 * MINUTE_S)
+            targets = Targets(chance.choice([200.0, 400.0, 900.0]), 0.1, None, 60 * MINUTE_S)  # none lapses in a test
             yield ev.Arrived(
                 Request(
                     f"crowd-{number:06}", time.monotonic(), targets, chance.randint(10, 900), 100, MODEL,

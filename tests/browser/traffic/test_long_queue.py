@@ -7,30 +7,44 @@ import re
 import subprocess
 import sys
 from collections.abc import Iterator
+from typing import Any
 
 import pytest
 from playwright.sync_api import expect
 
 from tests.browser.running.stack import ROOT, Stack
 
-pytestmark = pytest.mark.browser
+pytestmark = [pytest.mark.browser, pytest.mark.long(95)]
 
 ROWS = 10_000
 HELD_MAX = 200  # elements; as many as a browser may ask for at once
 FRAME_MAX = 80_000  # bytes: rows in view, not ten thousand
+LONGEST_TASK_MS = 250  # of the page's own processor time
 ROW = "[data-rows] tr:not(.space)"
 
 
+@pytest.fixture(scope="module")
+def crowds() -> Iterator[list[subprocess.Popen[str]]]:
+    """Those that were started. They end with the module: ten thousand requests take seconds to arrive."""
+    started: list[subprocess.Popen[str]] = []
+    yield started
+    for process in started:
+        process.kill()
+        process.wait()
+
+
 @pytest.fixture
-def crowd(stack: Stack) -> Iterator[subprocess.Popen[str]]:
+def crowd(stack: Stack, crowds: list[subprocess.Popen[str]]) -> subprocess.Popen[str]:
+    """One that runs; another one after a test that killed it."""
+    if crowds and crowds[-1].poll() is None:
+        return crowds[-1]
     ports = json.loads((stack.folder / "ports.json").read_text())
     command = [sys.executable, "-m", "tests.browser.running.crowd", f"redis://127.0.0.1:{ports['redis']}/0", str(ROWS)]
-    process = subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, text=True)
-    assert process.stdout is not None
-    assert process.stdout.readline() == "crowded\n"
-    yield process
-    process.kill()
-    process.wait()
+    crowds.append(subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, text=True))
+    output = crowds[-1].stdout
+    assert output is not None
+    assert output.readline() == "crowded\n"
+    return crowds[-1]
 
 
 def row_numbers(page):
@@ -51,6 +65,14 @@ def covered(page):
              const top = Math.max(head.bottom, box.top + head.height);
              return first.top <= top + 2 && last.bottom >= box.bottom - 60; }"""
     )
+
+
+def longest_task_ms(trace: dict[str, Any]) -> float:
+    """Processor time of the longest task that a page's main thread ran."""
+    events = trace["traceEvents"]
+    named = [each for each in events if each["name"] == "thread_name" and each["args"]["name"] == "CrRendererMain"]
+    mains = {(each["pid"], each["tid"]) for each in named}
+    return max(each.get("tdur", 0) for each in events if (each["pid"], each["tid"]) in mains) / 1000
 
 
 def test_ten_thousand_rows_are_a_window_that_follows_the_scroll_bar(visit, crowd):
@@ -74,23 +96,24 @@ def test_ten_thousand_rows_are_a_window_that_follows_the_scroll_bar(visit, crowd
     assert page.evaluate("document.querySelectorAll('*').length") < 6000
 
 
-def test_it_stays_smooth_while_a_hundred_a_second_come_and_go(visit, crowd):
-    """No frame of the browser is held up for long; generous, for a machine that runs the whole stack beside it."""
+def test_it_stays_smooth_while_a_hundred_a_second_come_and_go(visit, engine, crowd):
+    """No task of the page holds up its frames for long. In processor time: others on the machine cost a page frames."""
     page = visit("viewer", "/queue/")
     expect(page.locator(ROW).first).to_be_visible()
-    longest = page.evaluate(
-        """async () => { let longest = 0; let before = performance.now(); const end = before + 5000;
+    engine.start_tracing(page=page, categories=["toplevel"])
+    frames = page.evaluate(
+        """async () => { let frames = 0; const end = performance.now() + 5000;
              const box = document.querySelector("[data-scroll]");
-             while (before < end) {
+             while (performance.now() < end) {
                box.scrollTop += 40;
-               const now = await new Promise(requestAnimationFrame);
-               longest = Math.max(longest, now - before);
-               before = now;
+               await new Promise(requestAnimationFrame);
+               frames += 1;
              }
-             return longest; }"""
+             return frames; }"""
     )
-    print(f"longest frame {longest:.0f} ms")
-    assert longest < 500
+    longest_ms = longest_task_ms(json.loads(engine.stop_tracing()))
+    print(f"{frames} frames, longest task {longest_ms:.0f} ms of processor time")
+    assert 0 < longest_ms < LONGEST_TASK_MS
 
 
 def test_a_selection_survives_scrolling_and_filters_are_the_servers(visit, crowd):
@@ -116,6 +139,7 @@ def test_a_gateway_that_dies_takes_its_rows_with_it(visit, crowd):
     page = visit("viewer", "/queue/")
     expect(page.locator("[data-total]")).to_have_text(re.compile(r"^(9,9|10,0)\d\d$"))
     crowd.kill()
+    crowd.wait()
     expect(page.locator("[data-live-state]")).to_have_attribute("data-state", "stale", timeout=15_000)
     expect(page.locator("[data-total]")).to_have_text(re.compile(r"^\d{1,3}$"), timeout=15_000)
     expect(page.locator("[data-live-state]")).to_have_attribute("data-state", "live", timeout=15_000)
