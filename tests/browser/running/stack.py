@@ -10,9 +10,9 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -27,6 +27,8 @@ CHROMIUMS = (Path("/usr/bin/chromium-headless-shell"), Path("/usr/bin/chromium")
 FLAGS = ["--headless", "--no-sandbox", "--disable-gpu", "--disable-background-networking"]
 READY_S = 180.0
 STOP_S = 60.0
+# Requests/s. The bursts of the demo's own load would start engines that no test needs.
+CALM = ("--low", "1", "--high", "2", "--burst", "2")
 SENDERS = 256  # requests on their way at once
 ANSWER_S = 120.0  # of the gateway, the longest
 
@@ -68,12 +70,13 @@ class Stack:
 
 
 @contextmanager
-def running() -> Iterator[Stack]:
-    """Starts everything, waits until it is ready, stops it and leaves nothing behind."""
+def running(demo_load: bool = False) -> Iterator[Stack]:
+    """Starts everything, waits until it is ready, stops it and leaves nothing behind. `demo_load`: of `make up`, or
+    else one to two requests a second."""
     folder = Path(tempfile.mkdtemp(prefix="slackline-browser-"))
     folder.chmod(0o755)  # PostgreSQL may have to run as another user below it
     gateway_port, console_port = free_port(), free_port()
-    env = {**os.environ, "DATA_DIR": str(folder), "DEMO_LOAD": "1"}
+    env = {**os.environ, "DATA_DIR": str(folder), "DEMO_LOAD": str(int(demo_load))}
     for name in ("DATABASE_URL", "REDIS_URL", "SLACKLINE_ROLE", "SECRET_KEY", "DJANGO_SETTINGS_MODULE"):
         env.pop(name, None)  # those of the test run are not ours
     env |= {"GATEWAY_PORT": str(gateway_port), "CONSOLE_PORT": str(console_port)}
@@ -84,7 +87,8 @@ def running() -> Iterator[Stack]:
     stack = Stack(folder, gateway_port, console_port)
     try:
         wait_ready(stack, process, log)
-        yield stack
+        with nullcontext() if demo_load else calm_load(stack, env):
+            yield stack
     finally:
         process.send_signal(signal.SIGTERM)
         try:
@@ -93,6 +97,18 @@ def running() -> Iterator[Stack]:
             process.kill()
             stack.close()
             shutil.rmtree(folder, ignore_errors=True)
+
+
+@contextmanager
+def calm_load(stack: Stack, env: Mapping[str, str]) -> Iterator[None]:
+    command = [sys.executable, "-m", "workers.demo_load", "--url", stack.gateway, *CALM]
+    with (stack.folder / "logs" / "demo-load.log").open("a") as output:
+        process = subprocess.Popen(command, cwd=ROOT, env=env, stdout=output, stderr=output)
+    try:
+        yield
+    finally:
+        process.terminate()
+        process.wait(STOP_S)
 
 
 def wait_ready(stack: Stack, process: subprocess.Popen[bytes], log: Path) -> None:

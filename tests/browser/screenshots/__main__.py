@@ -127,7 +127,7 @@ def _sized(camera: Camera, name: str) -> Iterator[object]:
 
 
 def photograph(camera: Camera, wanted: Mapping[str, tuple[str | None, Go]]) -> None:
-    with running() as stack, sync_playwright() as playwright:
+    with running(demo_load=True) as stack, sync_playwright() as playwright:
         warm_up(stack)
         browser = chromium(playwright)
         people = {None: None, **{role: signed_in(browser, stack, role) for role in ("viewer", "operator", "admin")}}
