@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from typing import Any
+from urllib.parse import urlsplit
 
 import pytest
 from playwright.sync_api import Browser, ConsoleMessage, Page, Request, Response, expect, sync_playwright
@@ -166,9 +167,10 @@ def tab(
         page.goto("about:blank")  # nothing of it goes on while the next test looks at another page
 
 
-def sign_in(page: Page, name: str, password: str, path: str = "/") -> None:
+def sign_in(page: Page, name: str, password: str, path: str = "/classes/") -> None:
+    """`path`: where it leads to; a page that is drawn soon if it does not matter."""
     page.goto(f"/login/?next={path}")
     page.get_by_label("Username").fill(name)
     page.get_by_label("Password").fill(password)
     page.get_by_role("button", name="Sign in").click()
-    page.wait_for_url(f"**{path}")
+    page.wait_for_url(lambda url: urlsplit(url).path == path)  # that of the form ends with `path` too

@@ -78,7 +78,7 @@ def test_the_form_shows_what_it_needs_and_says_what_is_wrong(visit):
 
 
 def test_progress_moves_and_the_result_is_drawn_and_saved(visit):
-    page = visit("operator")
+    page = visit("operator", "/experiments/")
     start(page, rate="60", duration="60", rates="30, 60", name="Two rates")
     expect(page.get_by_role("heading", name="Progress")).to_be_visible()
     expect(page.get_by_role("progressbar")).to_be_visible()
@@ -104,15 +104,14 @@ def test_progress_moves_and_the_result_is_drawn_and_saved(visit):
     page.get_by_role("button", name="Save", exact=True).click()
     expect(page.get_by_role("heading", name="Kept by its name")).to_be_visible()
     address = page.url
-    other = visit("viewer")
-    other.goto(address)
+    other = visit("viewer", address)
     expect(other.get_by_role("heading", name="Kept by its name")).to_be_visible()
     expect(other.get_by_role("button", name="Remove")).to_have_count(0)
     expect(other.locator('[data-chart="cost"] .main-svg').first).to_be_visible()
 
 
 def test_one_that_runs_is_cancelled_and_removed(visit):
-    page = visit("operator")
+    page = visit("operator", "/experiments/")
     start(page, rate="100", duration="900", name="Too long")
     page.get_by_role("button", name="Cancel").click()
     expect(page.locator('.lead [data-cell="state"]')).to_have_text("cancelled")
@@ -125,7 +124,7 @@ def test_one_that_runs_is_cancelled_and_removed(visit):
 
 @pytest.mark.thorough
 def test_the_list_follows_what_runs(visit):
-    page = visit("operator")
+    page = visit("operator", "/experiments/")
     start(page, rate="60", duration="120", name="Watched from the list")
     watcher = visit("viewer", "/experiments/")
     row = watcher.get_by_role("row", name="Watched from the list")
@@ -194,7 +193,7 @@ def test_an_edit_of_the_mapping_is_previewed_and_undone(visit, traffic):
 
 @pytest.mark.thorough
 def test_redis_hanging_is_said_and_the_experiment_goes_on(visit, stack):
-    page = visit("operator")
+    page = visit("operator", "/experiments/")
     start(page, rate="60", duration="100", name="Through an outage")
     state = page.locator("[data-live-state]")
     expect(state).to_have_attribute("data-state", "live")
@@ -209,7 +208,7 @@ def test_redis_hanging_is_said_and_the_experiment_goes_on(visit, stack):
 
 @pytest.mark.thorough
 def test_a_killed_worker_is_followed_by_another_one_that_goes_on(visit, stack):
-    page = visit("operator")
+    page = visit("operator", "/experiments/")
     start(page, rate="60", duration="120", name="Killed in the middle")
     expect(page.locator('[data-cell="percent"]')).not_to_have_text("0 %", timeout=60_000)
     os.kill(stack.pid("analysis"), signal.SIGKILL)
