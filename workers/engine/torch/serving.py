@@ -23,7 +23,7 @@ from workers.engine.model_options import ModelOptions
 from workers.engine.profiles import Profile
 from workers.engine.torch.executor import TorchExecutor
 from workers.engine.torch.group import RankGroup, RankLost, RankPart
-from workers.engine.torch.model.batch import segments_of
+from workers.engine.torch.model.batch import causal, segments_of
 from workers.engine.torch.model.cache import KVCache
 from workers.engine.torch.model.transformer import Model
 from workers.engine.torch.ranks import Alone, Ranks
@@ -63,6 +63,7 @@ def load_program(
     if device == "cuda" and torch.cuda.device_count() < mine.world:
         raise ConfigError(f"{mine.world} ranks require as many CUDA devices", "tensor_parallel")
     place = torch.device(device, mine.rank) if device == "cuda" else torch.device(device)
+    causal(1, 1, place)  # what it imports must not wait for the first prompt that is read in pieces
     kind, began = getattr(torch, dtype), time.monotonic()
     with _room(config, blocks):
         model = Model(config, place, kind, mine, room=room)

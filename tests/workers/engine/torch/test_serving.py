@@ -168,3 +168,11 @@ def test_options_that_do_not_fit_are_named(model, options, complaint):
     if options == ("--device", "cuda") and torch.cuda.is_available():
         pytest.skip("there is one")
     assert complaint in refused(model, *options)
+
+
+def test_on_a_cpu_nothing_waits_for_the_compiler_of_pytorch():
+    """Its import takes as long as that of all the rest, at each start of an engine and of a rank."""
+    imported = "from workers.engine.torch import executor, follower, serving"
+    script = f"import sys; {imported}; print('torch._dynamo' in sys.modules)"
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True, timeout=120)
+    assert done.stdout == "False\n"

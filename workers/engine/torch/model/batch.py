@@ -7,7 +7,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 import torch
-from torch.nn.attention.bias import causal_lower_right
 
 from controller.core.steps import Seq, Step
 from workers.engine.torch.model.cache import KVCache
@@ -123,6 +122,9 @@ def causal(length: int, start: int, device: torch.device) -> torch.Tensor:
     """The causal mask of `length` tokens after `start` others. On a CUDA device it is symbolic, since kernels that do
     not materialise all attention scores accept no materialised mask."""
     if device.type == "cuda":
+        # It imports PyTorch's compiler, which takes as long as all of PyTorch before.
+        from torch.nn.attention.bias import causal_lower_right
+
         return causal_lower_right(length, start + length)
     return torch.ones(length, start + length, dtype=torch.bool, device=device).tril(start)
 
