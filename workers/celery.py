@@ -11,6 +11,7 @@ from __future__ import annotations
 import os
 
 os.environ.setdefault("DJANGO_SETTINGS_MODULE", "console.settings")
+os.environ.setdefault("CELERY_SKIP_CHECKS", "1")  # Django's checks would import all pages into every worker
 
 from celery import Celery, Task
 from celery.signals import after_setup_logger, before_task_publish, task_failure, task_success

@@ -1,6 +1,7 @@
 """The schedule and the tasks agree, and nothing on it can pile up or run without end."""
 
 import pytest
+from celery.fixups.django import DjangoWorkerFixup
 
 from workers.celery import app
 from workers.tasks.names import HEARTBEAT, TASK_MODULES
@@ -35,3 +36,13 @@ def test_outages_of_any_length_are_survived():
     assert app.conf.broker_connection_max_retries is None
     assert app.conf.task_ignore_result
     assert not app.conf.task_acks_late
+
+
+def test_a_worker_does_not_import_the_pages(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Django's checks would, which takes each worker seconds and 20 MB."""
+
+    def imports_the_pages() -> None:
+        raise AssertionError("checks run")
+
+    monkeypatch.setattr("django.core.checks.run_checks", imports_the_pages)
+    DjangoWorkerFixup(app).validate_models()
