@@ -1,11 +1,12 @@
 """`make bench-prune`: what pruning over the queues of all gateways changes, in the simulator.
 
 A fleet (`--fleet`; `common`: the two instances of the fleet matrix, `mixed`: one of them twice as slow,
-`disaggregated`: a prefill and a decode instance; benchmarks.fleets.cells) under HyperFlexis' 4-task mix for 30 s,
-behind one, two and four gateways; `--long-prompts`: under the matrix's long prompts. Loads are multiples of the knee of
-the default policy without pruning, or `--rates` in requests/s. `off`: the
-default policy; `on`: the same with orders of the coordinator, 20 a second, 20 ms late; `scorpio`: SCORPIO's guards,
-which refuse what cannot be in time. Every request counts, pruned ones too: one that is late is a miss.
+`disaggregated`: a prefill and a decode instance; `slow_link`: one and two, whose KV leaves at 0.5 GB/s by the policy
+`mfs`; benchmarks.fleets.cells) under HyperFlexis' 4-task mix for 30 s, behind one, two and four gateways;
+`--long-prompts`: under the matrix's long prompts. Loads are multiples of the knee of the default policy without
+pruning, or `--rates` in requests/s. `off`: the default policy; `on`: the same with orders of the coordinator, 20 a
+second, 20 ms late; `scorpio`: SCORPIO's guards, which refuse what cannot be in time. Every request counts, pruned ones
+too: one that is late is a miss.
 
 Last line: JSON with `attainment` by gateways and load, means over the seeds; `ratio`, `on` over `off`, and `worst`, the
 least of them; `pruned`, requests that were served last for a time, and `pruned_made_it`, those of them that attained
@@ -38,6 +39,7 @@ FLEETS: Mapping[str, tuple[Any, Mapping[str, Any]]] = {  # instances, and settin
     "common": (instances(), {}),
     "mixed": ([instances(1, profile=slower(2.0)), instances(1)], {}),
     "disaggregated": (disaggregated(1, 1), {"links": LINKS}),
+    "slow_link": (disaggregated(1, 2), {"links": {**LINKS, "bandwidth_gb_s": 0.5, "flow_policy": "mfs"}}),
 }
 
 

@@ -193,7 +193,8 @@ def _exchange_flows(message: HostFlows, clock: SharedClock) -> Dialogue[str | No
     return None if policy is None else _text(policy)
 
 
-def _host_flows() -> Dialogue[list[HostFlows]]:
+def host_flows() -> Dialogue[list[HostFlows]]:
+    """The newest report of each transfer daemon in the last hour, by host, with `at` on this host's clock."""
     now = yield from server_time()
     messages: list[HostFlows] = _messages((yield ("HVALS", HOST_FLOWS_KEY)))
     for message in messages:
@@ -495,7 +496,7 @@ def lease(what: str, holder: str, ttl_s: float) -> bool:
 
 def read_host_flows() -> list[HostFlows]:
     """The newest report of each transfer daemon in the last hour, by host, with `at` on this host's clock."""
-    return run(_host_flows())
+    return run(host_flows())
 
 
 def publish_flow_policy(policy: str | None) -> None:

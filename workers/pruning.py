@@ -6,6 +6,8 @@ coordinator's task (see `workers.live`). Moments are epoch seconds of Redis' clo
 
 from __future__ import annotations
 
+import time
+from collections import defaultdict
 from collections.abc import Mapping, Sequence
 
 import orjson
@@ -25,8 +27,11 @@ from controller.core.pruning import (
     report_from_json,
     report_to_json,
 )
-from workers.live import Dialogue, gateways, orders_of, server_time
+from controller.flow.flows import FlowStage
+from controller.flow.gate import OFF
+from workers.live import Dialogue, gateways, host_flows, orders_of, server_time
 
+FRESH_S = 2.0  # how old a daemon's report may be, to count with what it says of transfers
 PERIOD_S = 1.0  # gateways report at least so often while requests wait
 VALID_S = 3 * PERIOD_S  # of orders; reports are kept as long
 
@@ -56,6 +61,22 @@ def read_reports() -> Dialogue[tuple[Sequence[QueueReport], float]]:
     values = (yield ("MGET", *(PRUNING_REPORT_KEY.format(gateway=name) for name in names))) if names else []
     found = [report for value in values if value is not None and (report := report_of(value)) is not None]
     return found, (yield from server_time())
+
+
+def read_left_shares() -> Dialogue[Mapping[str, float] | None]:
+    """By request, the share of its KV that is still to be sent, as transfer daemons reported it within the last
+    moments; None if none of them orders transfers."""
+    hosts = [host for host in (yield from host_flows()) if time.time() - host["at"] < FRESH_S and host["policy"] != OFF]
+    if not hosts:
+        return None
+    left: defaultdict[str, float] = defaultdict(float)
+    sizes: defaultdict[str, float] = defaultdict(float)
+    for host in hosts:
+        for flow in host["flows"]:
+            if not flow["end"] and flow["request"] and flow["stage"] == FlowStage.KV_TRANSFER:
+                left[flow["request"]] += flow["left_bytes"]
+                sizes[flow["request"]] += flow["size_bytes"]
+    return {name: min(1.0, left[name] / size) for name, size in sizes.items() if size > 0}
 
 
 def report_of(value: bytes) -> QueueReport | None:

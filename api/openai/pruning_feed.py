@@ -60,9 +60,9 @@ class PruningFeed:
                 await self._withdraw()
             return
         self._noted, self._reported_at = noted, now
-        report = queue_report(dispatcher, gateway.options.name, now, gateway.shared.offset)
+        report = queue_report(gateway.scheduler, gateway.options.name, now, gateway.shared.offset)
         self._took_s = gateway.clock() - now
-        if any(queue.waiting for queue in report.queues):
+        if report.waits:
             await self._board.run(publish_report(report))
             self._reported = True
         else:

@@ -55,7 +55,8 @@ class FlowSettingsForm(EditForm):
         label="Drop budget",
         help_text=(
             "Largest share of the waiting requests that may be pruned at a time: served last, so that the others are "
-            "in time. Requests are pruned only where they wait at several gateways. 0 prunes nothing."
+            "in time. Requests are pruned where they wait at several gateways, or for a link whose transfers are "
+            "ordered. 0 prunes nothing."
         ),
     )
 

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, NamedTuple, TypeVar
 
 
@@ -27,11 +27,38 @@ class WaitingPrefill(NamedTuple):
     value: float = 1.0
 
 
+class OutgoingKv(NamedTuple):
+    """KV of one request that a prefill instance computes or keeps, and that has still to go to a decode instance.
+
+    `due`: latest arrival of the KV. `tokens`: of the prompt. `exempt`, `value`: as in `WaitingPrefill`.
+    """
+
+    id: str
+    due: float
+    tokens: int
+    exempt: bool = False
+    value: float = 1.0
+
+
+class KvPort(NamedTuple):
+    """The port through which KV leaves a prefill instance, as one gateway sees it.
+
+    `s_a_token`: seconds of the port for the KV of a token, as this gateway's transfers get it beside those of others.
+    `move_s`: seconds between the end of a prefill and its first byte, which `WaitingPrefill.due` has left for them.
+    `outgoing`: of requests that this gateway has sent there.
+    """
+
+    s_a_token: float
+    move_s: float = 0.0
+    outgoing: Sequence[OutgoingKv] = ()
+
+
 class PrefillUnit(NamedTuple):
     """One instance as a gateway sees it. Instances that decode elsewhere have a `token_rate` of 0.
 
     `prefill_rate`: seconds of prefill work it does per second beside its decodes. `backlog_s`: seconds of work that
     this gateway has sent there and that has not ended. `token_rate`: tokens per second of this gateway's slots.
+    `port`: None if its KV stays, or if transfers did not measure the port yet.
     """
 
     id: str
@@ -39,6 +66,7 @@ class PrefillUnit(NamedTuple):
     backlog_s: float
     token_rate: float = 0.0
     free_slots: int = 0
+    port: KvPort | None = None
 
 
 class ModelQueue(NamedTuple):
@@ -55,6 +83,18 @@ class QueueReport(NamedTuple):
     gateway: str
     at: float
     queues: Sequence[ModelQueue]
+
+    def ids(self) -> Iterator[str]:
+        """Of requests that wait for their prefill, and of those whose KV has to leave."""
+        for queue in self.queues:
+            yield from (row.id for row in queue.waiting)
+            for unit in queue.units:
+                yield from (row.id for row in unit.port.outgoing) if unit.port else ()
+
+    @property
+    def waits(self) -> bool:
+        """Whether there are any such requests."""
+        return next(self.ids(), None) is not None
 
 
 class PruneReason(NamedTuple):
@@ -121,7 +161,7 @@ class OrdersInForce:
         return True
 
 
-Row = TypeVar("Row", bound="WaitingPrefill | PrefillUnit | PruneReason")
+Row = TypeVar("Row", bound="WaitingPrefill | PrefillUnit | OutgoingKv | PruneReason")
 
 # What a value may be, and the least it may be. Whoever has taken a gateway writes to Redis what it likes.
 _TEXT = ((str,), None)
@@ -131,6 +171,7 @@ _SIZE = ((float, int), 0)
 _COUNT = ((int,), 0)
 _WAITING = (_TEXT, _NUMBER, _SIZE, _COUNT, _SIZE, _FLAG, _SIZE)
 _UNIT = (_TEXT, _SIZE, _SIZE, _SIZE, _COUNT)
+_OUTGOING = (_TEXT, _NUMBER, _COUNT, _FLAG, _SIZE)
 _REASON = (_TEXT, _NUMBER, _NUMBER)
 
 
@@ -147,8 +188,28 @@ def _row(kind: type[Row], allowed: Sequence[tuple[tuple[type, ...], int | None]]
 
 def report_to_json(report: QueueReport) -> list[Any]:
     """Nested lists: rows are many, and names would be most of the message."""
-    queues = [[q.model, [[*row] for row in q.waiting], [[*unit] for unit in q.units]] for q in report.queues]
+    queues = [
+        [q.model, [[*row] for row in q.waiting], [_unit_to_json(unit) for unit in q.units]] for q in report.queues
+    ]
     return [report.gateway, report.at, queues]
+
+
+def _unit_to_json(unit: PrefillUnit) -> list[Any]:
+    """A port that is not known is left out: a coordinator of an older release reads no more than it knows."""
+    *shared, port = unit
+    if port is None:
+        return shared
+    return [*shared, [port.s_a_token, port.move_s, [[*each] for each in port.outgoing]]]
+
+
+def _unit_from_json(raw: Sequence[Any]) -> PrefillUnit:
+    unit = _row(PrefillUnit, _UNIT, raw[: len(_UNIT)])
+    if len(raw) == len(_UNIT):
+        return unit
+    ((s_a_token, move_s, outgoing),) = raw[len(_UNIT) :]
+    rows = [_row(OutgoingKv, _OUTGOING, each) for each in outgoing]
+    port = KvPort(_checked(s_a_token, _SIZE), _checked(move_s, _SIZE), rows)
+    return unit if port.s_a_token == 0 else unit._replace(port=port)
 
 
 def report_from_json(raw: Sequence[Any]) -> QueueReport:
@@ -158,7 +219,7 @@ def report_from_json(raw: Sequence[Any]) -> QueueReport:
         ModelQueue(
             _checked(model, _TEXT),
             [_row(WaitingPrefill, _WAITING, row) for row in rows],
-            [_row(PrefillUnit, _UNIT, unit) for unit in units],
+            [_unit_from_json(unit) for unit in units],
         )
         for model, rows, units in queues
     ]

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -235,7 +235,7 @@ class StageDispatcher:
                 observe(event, now)
         if moved:
             if now >= self.orders.expires_at:
-                actions += self.orders.expire(self._fleet.lanes.values(), now)
+                actions += self.orders.expire(self._queues(), now)
             self._wake_at = self.orders.expires_at
             for lane in self._fleet.lanes.values():
                 if len(lane.queue):
@@ -430,7 +430,10 @@ class StageDispatcher:
         self._offset_s = event.seconds
 
     def _ordered(self, event: ev.Orders, now: float, actions: list[ev.Action]) -> None:
-        actions += self.orders.take(event, self._fleet.lanes.values(), now)
+        actions += self.orders.take(event, self._queues(), now)
+
+    def _queues(self) -> Iterator[RequestQueue]:
+        return (lane.queue for lane in self._fleet.lanes.values())
 
     # ---- dispatching -----------------------------------------------------------------------------------------------
 

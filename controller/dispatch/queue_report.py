@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from itertools import chain, islice
 
-from controller.core.pruning import ModelQueue, PrefillUnit, QueueReport, WaitingPrefill
-from controller.dispatch.dispatcher import StageDispatcher
+from controller.core.pruning import KvPort, ModelQueue, PrefillUnit, QueueReport, WaitingPrefill
 from controller.dispatch.lane import MOST_PREFILLING, Lane
 from controller.dispatch.queue import Entry
+from controller.dispatch.scheduler import Scheduler
 from controller.dispatch.shadow_state import ShadowInstance
 
 MOST_ROWS = 1_000  # of a queue; building them takes a millisecond
@@ -15,25 +16,28 @@ MARGIN_S = 0.05  # least slack of a first token, about one decode step
 LEAST_OWN = 0.1  # of a prompt's time alone, at least, is its own when it shares a step with others
 
 
-def queue_report(dispatcher: StageDispatcher, gateway: str, now: float, clock_s: float = 0.0) -> QueueReport:
-    """`clock_s` is added to the dispatcher's times, for the clock that gateways share.
+def queue_report(scheduler: Scheduler, gateway: str, now: float, clock_s: float = 0.0) -> QueueReport:
+    """`clock_s` is added to the scheduler's times, for the clock that gateways share.
 
     Those that orders have pruned, and the first of each queue in its order: what comes later changes nothing for what
     comes before. Requests that cannot be in time any more, or that an operator paused, are left out.
     """
-    found = (_queue(model, lane, now, clock_s) for model, lane in dispatcher.lanes.items())
+    ports = {} if scheduler.migrator is None else scheduler.migrator.kv_ports(clock_s)
+    found = (_queue(model, lane, ports, now, clock_s) for model, lane in scheduler.dispatcher.lanes.items())
     return QueueReport(gateway, now + clock_s, [queue for queue in found if queue is not None])
 
 
-def _queue(model: str, lane: Lane, now: float, clock_s: float) -> ModelQueue | None:
+def _queue(model: str, lane: Lane, ports: Mapping[str, KvPort], now: float, clock_s: float) -> ModelQueue | None:
     instances = [each for each in lane.instances.values() if each.takes]
     if not instances:
         return None
     constant_s = min(each.latency.coefficients.prefill_a for each in instances)
     pruned = (entry for _, entry in lane.queue.hopeless if entry.pruned and entry.hopeless_at > now)
     ready = (entry for _, entry in lane.queue.ready)
-    rows = [_row(entry, constant_s, clock_s) for entry in islice(chain(pruned, ready), MOST_ROWS)]
-    return ModelQueue(model, rows, [_unit(each, now) for each in instances])
+    entries = list(islice(chain(pruned, ready), MOST_ROWS))
+    move_s = sum(entry.cost.first_byte_s for entry in entries) / max(1, len(entries))
+    rows = [_row(entry, constant_s, clock_s) for entry in entries]
+    return ModelQueue(model, rows, [_unit(each, ports.get(each.id), move_s, now) for each in instances])
 
 
 def _row(entry: Entry, constant_s: float, clock_s: float) -> WaitingPrefill:
@@ -51,12 +55,17 @@ def _row(entry: Entry, constant_s: float, clock_s: float) -> WaitingPrefill:
     )
 
 
-def _unit(instance: ShadowInstance, now: float) -> PrefillUnit:
-    token_rate = free_slots = 0.0
+def _unit(instance: ShadowInstance, port: KvPort | None, move_s: float, now: float) -> PrefillUnit:
+    token_rate, free_slots = 0.0, 0
     if instance.decodes:
         step_s = instance.full_step_s() / (1.0 - min(MOST_PREFILLING, instance.prefilling(now)))
         token_rate = instance.slots / max(step_s, 1e-6)
-        free_slots = max(0, instance.free_slots)
+        free_slots, port = max(0, instance.free_slots), None
     return PrefillUnit(
-        instance.id, instance.kept_for_prefills(), instance.waiting_prefill_s(), token_rate, int(free_slots)
+        instance.id,
+        instance.kept_for_prefills(),
+        instance.waiting_prefill_s(),
+        token_rate,
+        free_slots,
+        None if port is None else port._replace(move_s=move_s),
     )

@@ -1,11 +1,12 @@
 """The coordinator: which waiting requests are served last, so that the others are in time (MFS sec. 4.4.2, App. B).
 
-MFS prunes on links. Here the same algorithm (`batches.order_batches`) prunes queues that computing holds up: a batch is
-what an instance prefills next, and its ports are the instance's prefill time and its sequence slots.
+A batch is what an instance prefills next, and the same algorithm (`batches.order_batches`) is used for two things that
+hold it up. One is computing: its ports are the instance's prefill time and its sequence slots. The other is the link
+through which KV leaves an instance that does not decode; requests whose KV is still to leave load it too.
 
 It sees the queues of all gateways and keeps nothing between two decisions, so a request that was pruned comes back as
-soon as there is room for it. Where requests wait at one gateway alone it prunes nothing: that gateway's dispatcher sees
-the whole queue and more of its instances, and defers better by itself.
+soon as there is room for it. For computing, where requests wait at one gateway alone, it prunes nothing: that gateway's
+dispatcher sees the whole queue and more of its instances, and defers better by itself. No dispatcher counts links.
 """
 
 from __future__ import annotations
@@ -13,18 +14,18 @@ from __future__ import annotations
 import heapq
 import math
 from collections import defaultdict
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from operator import attrgetter
 from typing import NamedTuple
 
 from controller.core.errors import ConfigError
-from controller.core.pruning import ModelQueue, PrefillUnit, PruneReason, QueueReport, WaitingPrefill
+from controller.core.pruning import KvPort, ModelQueue, PrefillUnit, PruneReason, QueueReport, WaitingPrefill
 from controller.flow.batches import Batch, BatchRequest, order_batches
 
-PREFILL, SLOTS = "prefill", "slots"  # the ports of an instance
+PREFILL, SLOTS, LINK = "prefill", "slots", "link"  # the ports of an instance
 PERIODS = 3  # how old a report may be
-LEAST_GATEWAYS = 2  # at which requests for a model wait
+LEAST_GATEWAYS = 2  # at which requests for a model wait, to prune for computing
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,8 +66,12 @@ class Coordinator:
     def __init__(self, config: CoordinatorConfig | None = None) -> None:
         self.config = config or CoordinatorConfig()
 
-    def decide(self, reports: Iterable[QueueReport], now: float) -> Coordinated:
-        """`now`: epoch seconds. Reports older than three periods are left out. O(n log n) for n waiting requests."""
+    def decide(
+        self, reports: Iterable[QueueReport], now: float, left: Mapping[str, float] | None = None
+    ) -> Coordinated:
+        """`now`: epoch seconds. Reports older than three periods are left out. `left`: by request, the share of its KV
+        that is still to be sent, as transfer daemons report it; None if no daemon orders transfers, and links are then
+        not counted. O(n log n) for n waiting requests."""
         fresh = [each for each in reports if now - each.at <= PERIODS * self.config.period_s]
         by_model: dict[str, list[ModelQueue]] = defaultdict(list)
         waits_at: dict[str, set[str]] = defaultdict(set)
@@ -78,20 +83,25 @@ class Coordinator:
         scavengers: dict[str, PruneReason] = {}
         waiting = batches = 0
         for model, queues in by_model.items():
-            if len(waits_at[model]) < LEAST_GATEWAYS:
+            units = _merged(queues, left)
+            computing = len(waits_at[model]) >= LEAST_GATEWAYS
+            if not units or not (computing or any(unit.port for unit in units)):
                 continue
             rows = sorted((row for queue in queues for row in queue.waiting), key=attrgetter("due", "id"))
             waiting += len(rows)
-            units = _merged(queues)
-            if not units or not rows:
-                continue
             for unit, share in _shared_out(rows, units, self.config.trust):
-                found = self._batches(unit, share)
-                batches += len(found)
-                scavengers |= self._prune(unit, found, len(share), now)
+                groups = self._batches(share)
+                batches += len(groups)
+                pruned: dict[str, PruneReason] = {}
+                if unit.port is not None:
+                    waiting += len(unit.port.outgoing)
+                    pruned = self._prune_for_link(unit, unit.port, groups, now)
+                if computing:
+                    pruned |= self._prune_for_computing(unit, groups, pruned.keys(), now)
+                scavengers |= pruned
         return Coordinated(scavengers, waiting, batches, sorted(each.gateway for each in fresh))
 
-    def _batches(self, unit: PrefillUnit, rows: Sequence[WaitingPrefill]) -> list[Batch]:
+    def _batches(self, rows: Sequence[WaitingPrefill]) -> list[list[WaitingPrefill]]:
         """Successive prompts that fit into one step. A prompt that is longer than a step is a batch of its own."""
         groups: list[list[WaitingPrefill]] = []
         tokens = 0
@@ -101,20 +111,59 @@ class Coordinator:
                 tokens = 0
             groups[-1].append(row)
             tokens += row.prompt_tokens
-        return [
-            Batch(f"{unit.id}:{number}", unit.id, 0.0, [_request(row, unit) for row in group])
-            for number, group in enumerate(groups)
-        ]
+        return groups
 
-    def _prune(self, unit: PrefillUnit, batches: list[Batch], waiting: int, now: float) -> dict[str, PruneReason]:
-        budget = math.floor(self.config.drop_budget * waiting)
-        if not budget:
+    def _prune_for_computing(
+        self, unit: PrefillUnit, groups: Sequence[Sequence[WaitingPrefill]], pruned: Collection[str], now: float
+    ) -> dict[str, PruneReason]:
+        """Of the `groups` that wait, without those that are `pruned` for the link and count in the budget."""
+        kept = [rows for group in groups if (rows := [row for row in group if row.id not in pruned])]
+        waiting = sum(map(len, groups))
+        budget = math.floor(self.config.drop_budget * waiting) - (waiting - sum(map(len, kept)))
+        if budget <= 0:
             return {}
         trust = _trust(unit, self.config.trust)
         bandwidth = {PREFILL: trust * unit.prefill_rate, SLOTS: trust * unit.token_rate}
+        batches = [
+            Batch(f"{unit.id}:{number}", unit.id, 0.0, [_request(row, unit) for row in group])
+            for number, group in enumerate(kept)
+        ]
         sent = BatchRequest("", -math.inf, _sent(unit, batches), exempt=True)
-        order = order_batches([Batch("", unit.id, 0.0, [sent]), *batches], bandwidth, budget, now, in_vain=False)
-        return {each.request: PruneReason(unit.id, each.finish_s, each.due_s) for each in order.pruned}
+        return _pruned(unit, [Batch("", unit.id, 0.0, [sent]), *batches], bandwidth, budget, now)
+
+    def _prune_for_link(
+        self, unit: PrefillUnit, port: KvPort, groups: Sequence[Sequence[WaitingPrefill]], now: float
+    ) -> dict[str, PruneReason]:
+        """What is computed already goes by itself, and the rest with its batch."""
+        going = [
+            Batch(row.id, unit.id, 0.0, [BatchRequest(row.id, row.due, _kv(row.tokens, port), row.exempt, row.value)])
+            for row in port.outgoing
+        ]
+        batches = [
+            Batch(
+                f"{unit.id}:{number}",
+                unit.id,
+                0.0,
+                [
+                    BatchRequest(row.id, row.due + port.move_s, _kv(row.prompt_tokens, port), row.exempt, row.value)
+                    for row in group
+                ],
+            )
+            for number, group in enumerate(groups)
+        ]
+        budget = math.floor(self.config.drop_budget * (len(going) + sum(map(len, groups))))
+        return _pruned(unit, [*going, *batches], {LINK: 1.0}, budget, now) if budget else {}
+
+
+def _pruned(
+    unit: PrefillUnit, batches: Sequence[Batch], bandwidth: Mapping[str, float], budget: int, now: float
+) -> dict[str, PruneReason]:
+    order = order_batches(batches, bandwidth, budget, now, in_vain=False)
+    return {each.request: PruneReason(unit.id, each.finish_s, each.due_s) for each in order.pruned}
+
+
+def _kv(tokens: int, port: KvPort) -> dict[str, float]:
+    return {LINK: tokens * port.s_a_token}
 
 
 def _trust(unit: PrefillUnit, trust: float) -> float:
@@ -136,15 +185,24 @@ def _sent(unit: PrefillUnit, batches: Sequence[Batch]) -> dict[str, float]:
     return found
 
 
-def _merged(queues: Iterable[ModelQueue]) -> list[PrefillUnit]:
+def _merged(queues: Iterable[ModelQueue], left: Mapping[str, float] | None) -> list[PrefillUnit]:
     """Each instance once. Gateways see the same decodes there, each its own share of the slots, and only its own
-    prompts."""
+    prompts and KV."""
     found: dict[str, PrefillUnit] = {}
     for queue in queues:
         for unit in queue.units:
             known = found.get(unit.id)
             found[unit.id] = unit if known is None else _together(known, unit)
-    return [unit for unit in found.values() if unit.prefill_rate > 0]
+    able = (unit for unit in found.values() if unit.prefill_rate > 0)
+    return [unit._replace(port=_as_daemons_say(unit.port, left)) for unit in able]
+
+
+def _as_daemons_say(port: KvPort | None, left: Mapping[str, float] | None) -> KvPort | None:
+    """With what is still to be sent: counted whole, KV of which most has gone makes those behind it look late."""
+    if port is None or left is None:
+        return None
+    rows = [row._replace(tokens=math.ceil(row.tokens * left.get(row.id, 1.0))) for row in port.outgoing]
+    return port._replace(outgoing=rows)
 
 
 def _together(one: PrefillUnit, other: PrefillUnit) -> PrefillUnit:
@@ -154,7 +212,16 @@ def _together(one: PrefillUnit, other: PrefillUnit) -> PrefillUnit:
         one.backlog_s + other.backlog_s,
         one.token_rate + other.token_rate,
         one.free_slots + other.free_slots,
+        _one_port(one.port, other.port),
     )
+
+
+def _one_port(one: KvPort | None, other: KvPort | None) -> KvPort | None:
+    """Each gateway gets a part of the port while the others send, so what they get adds up to its rate."""
+    if one is None or other is None:
+        return one or other
+    s_a_token = one.s_a_token * other.s_a_token / (one.s_a_token + other.s_a_token)
+    return KvPort(s_a_token, min(one.move_s, other.move_s), [*one.outgoing, *other.outgoing])
 
 
 def _shared_out(
@@ -171,5 +238,7 @@ def _shared_out(
         took = row.prefill_s / (_trust(unit, trust) * unit.prefill_rate)
         if unit.token_rate > 0:
             took = max(took, row.slot_tokens / (trust * unit.token_rate))
+        if unit.port is not None:
+            took = max(took, row.prompt_tokens * unit.port.s_a_token)
         heapq.heapreplace(free, (at + took, name))
     return list(shares.values())

@@ -15,7 +15,7 @@ from controller.core.errors import ConfigError
 from controller.flow.flows import FlowStage, MsFlow
 from controller.flow.gate import GATED, OFF, GateConfig
 from controller.flow.policies import FLOW_POLICIES, FairSharing
-from controller.flow.scheduler import FlowSchedulerConfig
+from controller.flow.scheduler import FlowSchedulerConfig, OrderSent
 from controller.simulator.flows.run import FlowRun
 
 SCOPES = ("port", "pair", "fabric")
@@ -170,12 +170,31 @@ class Network:
         self._run.cancel(name)
         return True
 
+    def left_shares(self, now: float) -> dict[str, float] | None:
+        """What is still to be sent of each KV transfer, as a share of it; None without daemons."""
+        if self.settings.flow_policy == OFF:
+            return None
+        self._advance(now)
+        moving = (each for each in self._moving.values() if each.due is not None and each.size > 0)
+        return {
+            each.name: self._run.network.left(each.name, now) / each.size
+            for each in moving
+            if each.name not in self._ended
+        }
+
     def touching(self, instance_id: str) -> list[str]:
         return [each.name for each in self._moving.values() if instance_id in (each.source, each.target)]
 
     def loads_from(self, instance_id: str) -> int:
         """How many weight loads it sends."""
         return sum(each.due is None and each.source == instance_id for each in self._moving.values())
+
+    def obey(self, order: OrderSent, now: float) -> None:
+        """Orders of the coordinator came to the daemons; without daemons they change nothing."""
+        if self.settings.flow_policy != OFF:
+            self._advance(now)
+            for host in self._run.hosts():
+                self._run.tell(host, [order])
 
     @property
     def next_event(self) -> float:

@@ -348,6 +348,11 @@ class FlowDaemon:
         about = {"policy": self._policy, "bandwidth": self._bandwidth, "orders": dict(self._orders.taken)}
         return {"event": "status", **about, "flows": flows}
 
+    @property
+    def sends_kv(self) -> bool:
+        """Whether KV of a request is open."""
+        return self._history.sends_kv
+
     def report(self, host: str) -> HostFlows:
         """What the console shows of this host."""
         now = self._now()

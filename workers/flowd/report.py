@@ -1,7 +1,8 @@
 """What the transfer daemon tells the console, through Redis: the load of its ports and the history of its flows.
 
-Each second it publishes that and reads the stored flow policy in return. Orders of the coordinator of pruning come as
-they are published. Without Redis it goes on by the last policy, and orders in force end.
+Each second, and more often while KV is sent, it publishes that and reads the stored flow policy in return. Orders of
+the coordinator of pruning come as they are published. Without Redis it goes on by the last policy, and orders in force
+end.
 """
 
 from __future__ import annotations
@@ -16,12 +17,13 @@ from typing import Protocol
 
 from controller.core.messages import HostFlow, HostFlows, LevelLoad, PortLoad
 from controller.core.pruning import PruningOrders
-from controller.flow.flows import MsFlow
+from controller.flow.flows import FlowStage, MsFlow
 from controller.flow.gate import FlowView
 from workers.live import LiveState, LiveUnavailable, follow
 from workers.pruning import VALID_S
 
 PERIOD_S = 1.0
+SENDING_S = 0.25  # the same while KV is sent: the coordinator of pruning counts with what is left of it
 SHORTEST_WINDOW_S = 0.5  # over which a rate is measured
 OPEN_SHOWN, ENDED_SHOWN = 200, 200
 log = logging.getLogger(__name__)
@@ -55,6 +57,11 @@ class FlowHistory:
         self._rated_at = -math.inf
         self._open: dict[str, _Seen] = {}
         self._ended: deque[_Seen] = deque(maxlen=ENDED_SHOWN)
+
+    @property
+    def sends_kv(self) -> bool:
+        """Whether a transfer from a prefill to a decode instance goes on."""
+        return any(seen.flow.stage is FlowStage.KV_TRANSFER for seen in self._open.values())
 
     def submitted(self, flow: MsFlow, now: float, due_at: float | None) -> None:
         """`due_at`: when it was meant to arrive; the deadline of the flow itself may be a later one."""
@@ -147,6 +154,9 @@ def port_loads(views: Iterable[FlowView], rates: Mapping[str, float]) -> list[Po
 
 
 class Reports(Protocol):
+    @property
+    def sends_kv(self) -> bool: ...
+
     def report(self, host: str) -> HostFlows: ...
 
     def follow(self, policy: str) -> None: ...
@@ -155,10 +165,10 @@ class Reports(Protocol):
 
 
 async def keep_reporting(daemon: Reports, live: LiveState, host: str, *, away: bool) -> None:
-    """Exchange each second until cancelled. `away`: whether Redis was when this was last tried."""
+    """Exchange each period until cancelled. `away`: whether Redis was when this was last tried."""
     try:
         while True:
-            await asyncio.sleep(PERIOD_S)
+            await asyncio.sleep(SENDING_S if daemon.sends_kv and not away else PERIOD_S)
             away = not await exchange(daemon, live, host, say=not away)
     finally:
         await live.close()

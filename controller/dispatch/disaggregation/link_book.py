@@ -20,6 +20,8 @@ from controller.core.kv_links import KvMoved, LinkState
 
 NEWEST = 0.3  # weight of the newest sample in a mean
 LONGEST_CLOSED_S = 30.0
+PORT_KEEPS = 0.95  # of what earlier transfers showed of a port, for each new one
+PORT_SAMPLES = 8  # transfers until a port's rate is believed
 Pair = tuple[str, str]  # source, target
 
 
@@ -81,6 +83,33 @@ class _Link:
         self.opens_at, self.trial, self.tried_by = -math.inf, None, None
 
 
+class _Port:
+    """What KV needs of the port through which it leaves an instance, as this gateway's transfers show it.
+
+    Transfers at the same time share the port, so what one of them measures is not the port's rate. Counted is the time
+    in which at least one moved: KV of `tokens` took `busy_s` of it, the newest counting most.
+    """
+
+    __slots__ = ("busy_s", "samples", "tokens", "until")
+
+    def __init__(self) -> None:
+        self.tokens = self.busy_s = 0.0
+        self.samples = 0
+        self.until = -math.inf  # the end of the newest
+
+    def moved(self, tokens: int, seconds: float, now: float) -> None:
+        """One that took `seconds` ended. Of times before the last one ended only that one's are counted, which a
+        transfer that is overtaken by others makes a little too short."""
+        busy_s = max(0.0, now - max(self.until, now - seconds))
+        self.tokens = PORT_KEEPS * self.tokens + tokens
+        self.busy_s = PORT_KEEPS * self.busy_s + busy_s
+        self.until, self.samples = max(self.until, now), self.samples + 1
+
+    @property
+    def s_a_token(self) -> float | None:
+        return self.busy_s / self.tokens if self.samples >= PORT_SAMPLES else None
+
+
 class LinkBook:
     """Links by (source, target); an unknown one counts as usable. Times are the caller's seconds.
 
@@ -93,6 +122,7 @@ class LinkBook:
         self._closed_s = closed_s
         self._links: dict[Pair, _Link] = {}
         self._bytes_a_token: dict[str, float] = {}  # by source: its model's
+        self._ports: dict[str, _Port] = {}  # by source
 
     def seen(self, pair: Pair, state: LinkState, bandwidth_bytes_s: float | None, latency_s: float | None) -> None:
         """Its engine reported it."""
@@ -112,7 +142,7 @@ class LinkBook:
         else:
             link.trial, link.tried_by, link.tried_at = trial, by, now
 
-    def moved(self, pair: Pair, moved: KvMoved | None) -> bool:
+    def moved(self, pair: Pair, moved: KvMoved | None, now: float) -> bool:
         """A transfer arrived; `moved` is None if it was not measured. Returns whether the link was closed until now."""
         link = self._link(pair)
         was_closed = link.opens_at > -math.inf
@@ -122,6 +152,8 @@ class LinkBook:
             if not moved.early_bytes:  # else they waited for the prefill too
                 link.s_a_token = _mean(link.s_a_token, moved.moving_s / moved.tokens)
             self._bytes_a_token[pair[0]] = _mean(self._bytes_a_token.get(pair[0]), moved.bytes / moved.tokens)
+            moving_s = max(0.0, moved.moving_s - moved.waited_s)
+            self._ports.setdefault(pair[0], _Port()).moved(moved.tokens, moving_s, now)
         return was_closed
 
     def failed(self, pair: Pair, by: object, now: float) -> None:
@@ -141,6 +173,7 @@ class LinkBook:
         gone = {end for end in ends if end == instance_id or end not in known}
         self._links = {pair: link for pair, link in self._links.items() if gone.isdisjoint(pair)}
         self._bytes_a_token = {end: size for end, size in self._bytes_a_token.items() if end not in gone}
+        self._ports = {end: port for end, port in self._ports.items() if end not in gone}
 
     def usable(self, pair: Pair, now: float) -> bool:
         link = self._links.get(pair)
@@ -174,6 +207,12 @@ class LinkBook:
         known = [seconds for seconds in took.values() if seconds is not None]
         mean = sum(known) / len(known) if known else 0.0
         return {target: mean if seconds is None else seconds for target, seconds in took.items()}
+
+    def port_s_a_token(self, source: str) -> float | None:
+        """Seconds of the port of this instance for the KV of one token, as this gateway's transfers get it beside those
+        of others; None before enough of them were measured."""
+        port = self._ports.get(source)
+        return None if port is None else port.s_a_token
 
     def mean_move(self, source: str, targets: Sequence[str]) -> tuple[float, float]:
         """Mean over the measured links to these: seconds of any transfer, and of each token; 0 without any."""

@@ -22,6 +22,7 @@ from typing import Any
 
 from controller.core import events as ev
 from controller.core.kv_links import OTHER_MODEL, KvMoved
+from controller.core.pruning import KvPort, OutgoingKv
 from controller.core.snapshot import FleetState
 from controller.core.types import Role
 from controller.dispatch.disaggregation.first_byte import FirstBytes
@@ -35,8 +36,11 @@ from controller.dispatch.disaggregation.transfers import DecodeTransfer, Transfe
 from controller.dispatch.lane import speed_of, undominated
 from controller.dispatch.learned import learned_states
 from controller.dispatch.lifecycle import On, State
+from controller.dispatch.orders import OrderBook
 from controller.dispatch.shadow_state import Roster, ShadowInstance
 from controller.dispatch.sole_keepers import Keepers
+
+MOST_OUTGOING = 1_000  # requests of one instance that are told to the coordinator of pruning
 
 
 class Migrator:
@@ -66,6 +70,7 @@ class Migrator:
             self._incompatible,
             self.rollback,
         )
+        self._orders = OrderBook()
         self._keepers: defaultdict[str, Keepers] = defaultdict(Keepers)  # by model
         self._now = 0.0
         self._handlers: dict[type, Callable[[Any, float, list[ev.Action]], None]] = {
@@ -87,6 +92,7 @@ class Migrator:
             ev.InstanceDown: self._instance_down,
             ev.Telemetry: self._telemetry,
             ev.ClockOffset: self._clock_offset,
+            ev.Orders: self._ordered,
         }
 
     # ---- the driver's side -----------------------------------------------------------------------------------------
@@ -101,9 +107,11 @@ class Migrator:
                 handler(event, now, actions)
             else:
                 self._roster_event(event)
+        if now >= self._orders.expires_at:
+            actions += self._orders.expire([self._queue], now)
         self.rollback.overdue(now, actions)
         self.placing.place_waiting(now, actions)
-        wake_at = self.placing.next_at(now)
+        wake_at = min(self.placing.next_at(now), self._orders.expires_at)
         return ev.Reply(actions, None if math.isinf(wake_at) else wake_at)
 
     def fleet(self, now: float) -> list[FleetState]:
@@ -114,6 +122,21 @@ class Migrator:
         for state in states:
             state.needed, state.speed = state.id in needed, speed_of(self._roster.instances[state.id])
         return states
+
+    def kv_ports(self, clock_s: float = 0.0) -> dict[str, KvPort]:
+        """The ports of prefill instances that transfers have measured, and what has to leave through them. `clock_s` is
+        added to times."""
+        rates = {name: self.links.port_s_a_token(name) for name in self._roster.instances}
+        outgoing: dict[str, list[OutgoingKv]] = {name: [] for name, rate in rates.items() if rate}
+        if outgoing:
+            for transfer in self._queue:
+                rows = outgoing.get(transfer.source)
+                if rows is not None and not transfer.landed and len(rows) < MOST_OUTGOING:
+                    request = transfer.request
+                    tokens = transfer.kv_tokens or request.prompt_tokens
+                    due = request.ttft_due + clock_s
+                    rows.append(OutgoingKv(request.id, due, tokens, transfer.forced, request.value))
+        return {name: KvPort(rates[name] or 0.0, outgoing=rows) for name, rows in outgoing.items()}
 
     def wanted(self, now: float) -> set[str]:
         """Ids of decode instances that drain or left, and that recent requests need."""
@@ -309,9 +332,13 @@ class Migrator:
         if isinstance(event, ev.Finished):
             self._arrived(transfer, None, now)
 
+    def _ordered(self, event: ev.Orders, now: float, actions: list[ev.Action]) -> None:
+        """Daemons send the KV of those that are named after that of others; here records are told."""
+        actions += self._orders.take(event, [self._queue], now)
+
     def _arrived(self, transfer: DecodeTransfer, moved: KvMoved | None, now: float) -> None:
         """Its KV arrived, for certain: the link is good and the two instances are compatible."""
-        if self.links.moved((transfer.source, transfer.target), moved) or self._incompatible:
+        if self.links.moved((transfer.source, transfer.target), moved, now) or self._incompatible:
             self._queue.changed(transfer.request.model)  # there may be a way now that others wait for
         self._incompatible.read(transfer.source, transfer.target, now)
 

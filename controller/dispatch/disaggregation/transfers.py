@@ -55,6 +55,7 @@ class DecodeTransfer(Followed):
         "paired",
         "placed_at",
         "prefill_s",
+        "pruned",
         "rank",
         "since",
         "source",
@@ -81,6 +82,7 @@ class DecodeTransfer(Followed):
         self.assumed = False  # committed, but no engine reported it
         self.failures = 0
         self.hopeless = False  # placed only when no other waits
+        self.pruned = False  # by orders: transfer daemons send its KV after that of others
         self.not_before = -math.inf
         self.excluded: set[str] = set()  # decode instances that failed it: tried again only if there is no other
         self.incompatible = False  # in the last pass all decode instances were incompatible with its source
@@ -93,6 +95,11 @@ class DecodeTransfer(Followed):
     @property
     def request(self) -> Request:
         return self.stage.request
+
+    @property
+    def forced(self) -> bool:
+        """Whether an operator wants it sent whatever its chances."""
+        return self.request.order < 0
 
     @property
     def landed(self) -> bool:
@@ -359,6 +366,15 @@ class TransferQueue:
 
     def get(self, request_id: str) -> DecodeTransfer | None:
         return self._all.get(request_id)
+
+    def prune(self, request_id: str, pruned: bool, now: float) -> DecodeTransfer | None:
+        """Note that orders name it, or do not any more. None if that changes nothing: its KV has arrived, or an
+        operator forced the request."""
+        transfer = self._all.get(request_id)
+        if transfer is None or transfer.pruned == pruned or (pruned and transfer.forced):
+            return None
+        transfer.pruned = pruned and not transfer.landed
+        return None if transfer.landed else transfer
 
     @property
     def waiting(self) -> int:

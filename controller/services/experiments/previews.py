@@ -9,11 +9,13 @@ from typing import Any
 from controller.core.errors import ConfigError
 from controller.dispatch.policy_sets import ordering_of, with_ordering
 from controller.flow.coordinator import LEAST_GATEWAYS
+from controller.flow.gate import OFF
 from controller.models import Experiment
 from controller.selectors.experiments import traffic
 from controller.selectors.experiments.edits import Edit, edit_as_json
 from controller.selectors.experiments.fleet_model import default_model
 from controller.selectors.experiments.fleet_past import fleet_then
+from controller.selectors.experiments.kv_today import kv_today
 from controller.selectors.experiments.policy_today import drop_budget_today, overrides_today
 from controller.services.actors import Actor
 from controller.services.experiments.commands import preview_create
@@ -62,7 +64,8 @@ def preview_flow_settings(
         raise ConfigError(f"no request for {model[:80]} is recorded in the last hour", field="workload.model")
     today, edited = overrides_today(overrides), with_ordering(overrides, ordering, options)
     budgets = (drop_budget_today(), drop_budget)
-    cannot = _cannot_prune(gateways)
+    kv = kv_today(model or next(iter(known), ""), now)
+    cannot = _cannot_prune(gateways, links_count=kv is not None and kv.flow_policy != OFF)
     if ordering_of(policy, today) == ordering_of(policy, edited):
         if budgets[0] == budgets[1]:
             raise ConfigError("these are the ordering and the drop budget in force; change one", field="ordering")
@@ -80,12 +83,15 @@ def preview_flow_settings(
     )  # fmt: skip
 
 
-def _cannot_prune(gateways: int) -> str:
-    """Why nothing can be pruned; empty if it can."""
-    if gateways >= LEAST_GATEWAYS:
+def _cannot_prune(gateways: int, links_count: bool) -> str:
+    """Why nothing can be pruned; empty if it can. `links_count`: transfer daemons order KV transfers of this model."""
+    if gateways >= LEAST_GATEWAYS or (gateways and links_count):
         return ""
     if gateways:
-        return "one gateway is running, and requests are pruned only where they wait at several"
+        return (
+            "one gateway is running and no transfer daemon orders KV transfers of this model; requests are pruned "
+            "where they wait at several gateways, or for a link with ordered transfers"
+        )
     return "no gateway is reporting, so it is unknown at how many gateways requests wait"
 
 

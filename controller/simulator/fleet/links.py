@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from functools import partial
 
+from controller.flow.scheduler import OrderSent
 from controller.simulator.fleet.cluster import Cluster
 from controller.simulator.fleet.ports import Ports
 from controller.simulator.heap import EventHeap, EventKind
@@ -37,6 +38,11 @@ class FleetLinks:
         if self._then.pop(name, None) is not None:
             self.network.cancel(name, self._heap.now)
             self._plan()
+
+    def obey(self, order: OrderSent) -> None:
+        """The coordinator's orders come to the daemons of all instances."""
+        self.network.obey(order, self._heap.now)
+        self._plan()
 
     def busy(self, instance_id: str) -> bool:
         """Whether it sends or receives something."""

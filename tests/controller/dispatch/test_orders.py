@@ -9,7 +9,7 @@ import pytest
 from controller.core import events as ev
 from controller.core.pruning import report_from_json, report_to_json
 from controller.core.types import LatencyCoefficients
-from controller.dispatch import build_dispatcher
+from controller.dispatch import Scheduler, build_dispatcher
 from controller.dispatch.event_log import EventRecorder, Log
 from controller.dispatch.queue_report import queue_report
 from tests.controller.dispatch.fleet import request, up
@@ -134,7 +134,7 @@ def test_pruned_is_not_refused(dispatcher):
 
 def test_the_report_names_what_waits(dispatcher):
     dispatcher.handle([orders(1, "a"), ev.Command("k", "ann", "reprioritise", ("c",), 0)], 0.1)
-    report = queue_report(dispatcher, "gw", 0.2, clock_s=1000.0)
+    report = queue_report(Scheduler(dispatcher), "gw", 0.2, clock_s=1000.0)
     (queue,) = report.queues
     assert report.at == 1000.2
     assert [(row.id, row.exempt) for row in queue.waiting] == [("a", False), ("c", True), ("b", False)]
@@ -154,14 +154,14 @@ def test_a_report_of_any_fleet_can_be_read_again(latency, busy, slots):
     spec = replace(up(slots=slots).spec, latency=latency)
     made.handle([ev.InstanceUp(spec), ev.Arrived(request("first"))], 0.0)
     made.handle([ev.FirstToken("first"), *(ev.Arrived(request(name)) for name in "abc")], 0.1)
-    report = queue_report(made, "gw", 0.2)
+    report = queue_report(Scheduler(made), "gw", 0.2)
     assert report_from_json(orjson.loads(orjson.dumps(report_to_json(report)))) == report
     assert (report.queues[0].units[0].prefill_rate == 0.0) is busy
 
 
 def test_paused_requests_are_not_reported(dispatcher):
     dispatcher.handle([ev.Command("k", "ann", "pause", ("b",))], 0.1)
-    (queue,) = queue_report(dispatcher, "gw", 0.2).queues
+    (queue,) = queue_report(Scheduler(dispatcher), "gw", 0.2).queues
     assert [row.id for row in queue.waiting] == ["a", "c"]
 
 

@@ -1,5 +1,7 @@
 """Pruning in simulated runs: orders reach every gateway, and every request still counts."""
 
+from dataclasses import replace
+
 import pytest
 
 from benchmarks.bench_prune import plan, pruned, run
@@ -45,6 +47,34 @@ def test_bad_settings_name_their_field(changes, field):
     with pytest.raises(ConfigError) as error:
         PruningSettings(**{"drop_budget": 0.1, **changes})
     assert error.value.field == field
+
+
+# ---- links ---------------------------------------------------------------------------------------------------------
+
+
+def over_a_slow_link(budget, gateways=2, rate=12.0, **links):
+    """Long prompts, whose KV is more than the link of the prefill instance can carry."""
+    experiment = plan(gateways, 10.0, (1037,), budget, "slow_link", long_prompts=True)
+    settings = replace(experiment.settings, links=replace(experiment.settings.links, **links))
+    return run(replace(experiment, settings=settings), "slackline", rate)[0]
+
+
+@pytest.mark.parametrize("gateways", [1, 2])
+def test_requests_whose_kv_the_link_cannot_carry_are_pruned(gateways):
+    """With one gateway too: its dispatcher does not count the link."""
+    off, on = (over_a_slow_link(budget, gateways) for budget in (None, 0.5))
+    assert {record.id for record in on.records} == {record.id for record in off.records}
+    counts = pruned([on])
+    assert 0 < counts["pruned_made_it"] < counts["pruned"]
+    assert attainment(on.records) >= 0.98 * attainment(off.records)
+
+
+def test_where_no_daemon_orders_transfers_links_are_not_counted():
+    assert not over_a_slow_link(0.5, gateways=1, flow_policy="off").pruned
+
+
+def test_a_link_that_carries_it_all_prunes_nobody():
+    assert not over_a_slow_link(0.5, rate=3.0, bandwidth_gb_s=25.0).pruned
 
 
 def test_a_report_counts_them(results):

@@ -8,9 +8,10 @@ import time
 
 import pytest
 from django.urls import reverse
+from django.utils import timezone
 
 from console.views.configuration.previews import compared
-from controller.models import Decision, Experiment, FlowSettings
+from controller.models import Decision, Experiment, FlowSettings, KvTransfer
 from controller.services.slo.flow_settings import flow_settings_create
 from tests import experiment_data as data
 from tests import factories
@@ -120,7 +121,11 @@ def test_an_ordering_is_simulated_with_the_drop_budget_in_force(operator, live_s
     ("count", "why"),
     [
         (0, "no gateway is reporting, so it is unknown at how many gateways requests wait"),
-        (1, "one gateway is running, and requests are pruned only where they wait at several"),
+        (
+            1,
+            "one gateway is running and no transfer daemon orders KV transfers of this model; requests are pruned "
+            "where they wait at several gateways, or for a link with ordered transfers",
+        ),
     ],
 )
 def test_where_nothing_can_be_pruned_the_preview_says_why(operator, live_store, count, why):
@@ -134,6 +139,19 @@ def test_where_nothing_can_be_pruned_the_preview_says_why(operator, live_store, 
     assert "<dt>Drop budget" not in page
     live_store.away = True
     assert "no gateway is reporting" in previewed(operator, drop_budget="20", simulate="1")["refused"]
+
+
+def test_with_one_gateway_a_link_can_be_pruned_for_where_daemons_order_its_transfers(operator, live_store):
+    data.fleet()
+    (request, *_) = data.traffic(5)
+    gateways(live_store, 1)
+    flow_settings_create(actor=ACTOR, flow_policy="mfs")
+    KvTransfer.objects.create(
+        started_at=timezone.now(), request=request, attempt=1, model="demo", source="p", target="d", outcome="done",
+        state="released", bytes=400_000, seconds=0.002, tokens=100, layers=28, measured_by="engine", flow="scheduled",
+    )  # fmt: skip
+    _, preview = simulated(operator, flow_policy="mfs", drop_budget="20", version="1")
+    assert preview.spec["policies"][1]["pruning"] == {"drop_budget": 0.2}
 
 
 def test_a_silent_gateway_does_not_count(operator, live_store):

@@ -5,11 +5,12 @@ import pytest
 from controller.core import events as ev
 from controller.core.errors import ConfigError
 from controller.core.kv_links import KvMoved, LinkState
+from controller.core.pruning import KvPort, OutgoingKv
 from controller.core.types import Role
 from controller.dispatch import build_dispatcher, build_migrator
 from controller.dispatch.disaggregation.link_book import LinkBook, Trial
 from controller.dispatch.lifecycle import State
-from tests.controller.dispatch.disaggregation.decoders import done, of, places, up
+from tests.controller.dispatch.disaggregation.decoders import commit, done, of, places, sent, up
 from tests.controller.dispatch.fleet import request
 
 MOVED = KvMoved(bytes=100_000, tokens=100, seconds=0.01)  # 1,000 bytes a token
@@ -40,7 +41,7 @@ def test_a_link_no_one_spoke_of_is_usable_and_unmeasured():
 
 def test_the_time_in_which_a_transfer_was_held_does_not_make_its_link_slow():
     book, pair = LinkBook(3, 2.0), ("p", "d")
-    book.moved(pair, MOVED._replace(seconds=5.01, held_s=5.0, flow="scheduled"))
+    book.moved(pair, MOVED._replace(seconds=5.01, held_s=5.0, flow="scheduled"), 1.0)
     assert book.move_s(pair, 100) == pytest.approx(0.01)
 
 
@@ -53,7 +54,7 @@ def test_failures_in_a_row_close_a_link_each_time_for_twice_as_long():
     book.placed(pair, "c", on_its_way, 3.0)
     book.failed(pair, "c", 3.0)
     assert (book.usable(pair, 6.9), book.usable(pair, 7.0)) == (False, True)
-    book.moved(pair, None)
+    book.moved(pair, None, 1.0)
     book.failed(pair, "d", 8.0)
     assert book.usable(pair, 8.0), "one that arrived makes it as good as new"
 
@@ -93,7 +94,7 @@ def test_a_trial_that_arrives_opens_it_whatever_failed_beside_it():
         book.failed(pair, name, 0.0)
     book.placed(pair, "trial", on_its_way, 2.0)
     book.failed(pair, "straggler", 2.1)
-    book.moved(pair, None)
+    book.moved(pair, None, 1.0)
     book.failed(pair, "another", 2.2)
     assert book.usable(pair, 2.2), "failures in a row are counted from zero"
 
@@ -103,7 +104,7 @@ def test_what_its_engine_says_and_what_transfers_say_both_count():
     book.seen(pair, LinkState.UP, 1e6, 0.0)
     book.failed(pair, "a", 0.0)
     assert not book.usable(pair, 0.1), "it answers, and loses what is sent over it"
-    book.moved(pair, None)
+    book.moved(pair, None, 1.0)
     book.seen(pair, LinkState.DOWN, None, None)
     assert not book.usable(pair, 0.2)
     (view,) = book.views(0.2)
@@ -112,7 +113,7 @@ def test_what_its_engine_says_and_what_transfers_say_both_count():
 
 def test_time_of_a_move_from_bandwidth_else_from_transfers():
     book = LinkBook(3, 2.0)
-    book.moved(("p", "d"), MOVED)
+    book.moved(("p", "d"), MOVED, 1.0)
     assert book.move_s(("p", "d"), 200) == pytest.approx(0.02), "as the last one went"
     book.seen(("p", "d"), LinkState.UP, 1e6, 0.005)
     assert book.move_s(("p", "d"), 200) == pytest.approx(0.205), "200,000 bytes at a million a second"
@@ -317,3 +318,85 @@ def test_a_pair_whose_links_are_all_down_starts_over_in_the_moment_it_is_sent():
     (again,) = of(made.handle([seen("p", "d0"), seen("p", "d1"), sent], 0.0), ev.PrefillAgain)
     assert (again.request.id, again.avoid) == ("a", {"p"})
     assert made.state_of("a") is None
+
+
+# ---- the port through which KV leaves ------------------------------------------------------------------------------
+
+
+def test_transfers_at_the_same_time_show_the_rate_of_their_port():
+    """Four at a time take four times as long each, and the port no more time for a token."""
+    alone, together = LinkBook(3, 2.0), LinkBook(3, 2.0)
+    for number in range(40):
+        alone.moved(("p", "d"), MOVED._replace(seconds=0.1), 0.1 * (number + 1))
+        together.moved(("p", f"d{number % 4}"), MOVED._replace(seconds=0.4), 0.4 * (1 + number // 4))
+    assert alone.port_s_a_token("p") == pytest.approx(0.001)
+    assert together.port_s_a_token("p") == pytest.approx(0.001, rel=0.15)
+    assert together.move_s(("p", "d0"), 100) == pytest.approx(0.4)
+
+
+def test_a_port_is_idle_between_transfers_and_while_they_are_held_or_wait_for_their_prefill():
+    book = LinkBook(3, 2.0)
+    slow = MOVED._replace(seconds=1.0, held_s=0.5, waited_s=0.4, early_bytes=50_000)
+    for number in range(10):
+        book.moved(("p", "d"), slow, 10.0 * number)
+    assert book.port_s_a_token("p") == pytest.approx(0.001)
+
+
+def test_a_ports_rate_is_known_once_enough_transfers_were_measured_and_follows_the_newest():
+    book = LinkBook(3, 2.0)
+    for number in range(7):
+        book.moved(("p", "d"), MOVED, float(number))
+    book.moved(("p", "d"), None, 7.0)
+    assert book.port_s_a_token("p") is None
+    book.moved(("p", "d"), MOVED, 8.0)
+    assert book.port_s_a_token("p") == pytest.approx(0.0001)
+    for number in range(60):
+        book.moved(("p", "d"), MOVED._replace(seconds=0.1), 9.0 + number)
+    assert book.port_s_a_token("p") == pytest.approx(0.001, rel=0.1)
+    book.forget("p", {"d"})
+    assert book.port_s_a_token("p") is None
+
+
+def measured():
+    """A fleet whose port was measured: the KV of a token takes a millisecond of it."""
+    made = fleet()
+    for number in range(10):
+        name = f"before-{number}"
+        ((_, target),) = places(made.handle([done(name, number)], number))
+        made.handle([ev.TransferStarted(name, target)], number)
+        made.handle([ev.TransferDone(name, target, MOVED._replace(seconds=0.1))], number + 0.1)
+        made.handle([ev.Finished(name, 10)], number + 0.2)
+    return made
+
+
+def test_a_migrator_tells_what_has_to_leave_through_a_measured_port():
+    made = measured()
+    assert made.kv_ports() == {"p": KvPort(pytest.approx(0.001), outgoing=[])}
+    made.handle([sent("prefilled", ttft=5.0), done("waits", 20.0, ttft=9.0)], 20.0)
+    made.handle([done("landed", 20.0)], 20.0)
+    commit(made, "landed", now=20.0)
+    rows = made.kv_ports(1000.0)["p"].outgoing
+    asked = request("x").prompt_tokens
+    assert sorted(rows) == [OutgoingKv("prefilled", 1005.0, asked), OutgoingKv("waits", 1029.0, asked)]
+    assert fleet().kv_ports() == {}, "nothing was measured yet"
+
+
+def test_orders_that_name_a_transfer_are_told_until_its_kv_has_arrived():
+    made = measured()
+    made.handle([done("a", 20.0), done("b", 20.0)], 20.0)
+
+    def told(sequence, at, *names, expires_at=30.0):
+        reply = made.handle([ev.Orders(sequence, expires_at, dict.fromkeys(names, ("p", 0.5)))], at)
+        return prunings(reply)
+
+    assert told(1, 20.1, "a", "gone") == [("prune", "a", "others_in_time")]
+    assert told(2, 20.2, "a") == []
+    assert told(2, 20.3) == [], "out of sequence"
+    assert told(3, 20.4, "b") == [("unprune", "a", "room_again"), ("prune", "b", "others_in_time")]
+    commit(made, "b", now=20.5)
+    assert told(4, 20.6, "a", "b") == [("prune", "a", "others_in_time")]
+    assert prunings(made.handle([ev.Woke()], 30.0)) == [("unprune", "a", "orders_expired")]
+
+
+def prunings(reply):
+    return [(each.decision.kind, each.decision.subject, each.decision.reason) for each in of(reply, ev.Prune)]

@@ -1,0 +1,121 @@
+"""The coordinator of pruning where the link of an instance that only prefills is what holds requests up."""
+
+import pytest
+
+from controller.core.pruning import (
+    KvPort,
+    ModelQueue,
+    OutgoingKv,
+    PrefillUnit,
+    PruneReason,
+    QueueReport,
+    WaitingPrefill,
+    report_from_json,
+    report_to_json,
+)
+from controller.flow.coordinator import Coordinator, CoordinatorConfig
+
+NOW = 100.0
+S_A_TOKEN = 0.001  # of the port, for one gateway alone
+
+
+def outgoing(name, due_s, tokens, **changes):
+    return OutgoingKv(name, NOW + due_s, tokens, **changes)
+
+
+def waiting(name, due_s, tokens):
+    """Its prompt takes no time worth counting."""
+    return WaitingPrefill(name, NOW + due_s, 1e-6, tokens, 0.0)
+
+
+def report(*kv, rows=(), s_a_token=S_A_TOKEN, move_s=0.0, gateway="a"):
+    unit = PrefillUnit("p", 1.0, 0.0, port=KvPort(s_a_token, move_s, list(kv)))
+    return QueueReport(gateway, NOW, [ModelQueue("m", list(rows), [unit])])
+
+
+def decided(*reports, left=None, budget=1.0):
+    return Coordinator(CoordinatorConfig(budget)).decide(reports, NOW, {} if left is None else left).scavengers
+
+
+SHORT, LONG, LAST = outgoing("short", 1.0, 500), outgoing("long", 2.0, 2000), outgoing("last", 2.5, 500)
+
+
+def test_of_kv_that_has_to_leave_the_heaviest_goes_last_so_that_the_others_are_in_time():
+    """3 s of the port until 2.5 s, at one gateway alone: no dispatcher counts links."""
+    assert decided(report(SHORT, LONG, LAST)) == {"long": PruneReason("p", NOW + 3.0, NOW + 2.5)}
+
+
+def test_without_daemons_that_order_transfers_links_are_not_counted():
+    found = Coordinator(CoordinatorConfig(1.0)).decide([report(SHORT, LONG, LAST)], NOW)
+    assert (found.scavengers, found.waiting) == ({}, 0)
+
+
+def test_kv_that_has_gone_for_the_most_part_is_not_counted_whole():
+    assert decided(report(SHORT, LONG, LAST), left={"long": 0.7}) == {}
+    assert decided(report(SHORT, LONG, LAST), left={"long": 0.8}).keys() == {"long"}
+
+
+def test_what_two_gateways_get_of_a_port_adds_up_to_its_rate():
+    """Each gets half of it while both send, so that its transfers seem to need twice the time."""
+    one = report(SHORT, LAST, s_a_token=2 * S_A_TOKEN)
+    two = report(LONG, s_a_token=2 * S_A_TOKEN, gateway="b")
+    assert decided(one, two) == {"long": PruneReason("p", NOW + 3.0, NOW + 2.5)}
+    lighter = report(outgoing("long", 2.0, 1500), s_a_token=2 * S_A_TOKEN, gateway="b")
+    assert decided(one, lighter) == {}
+
+
+def test_a_prompt_that_waits_has_until_its_prefill_is_due_and_the_time_of_its_move():
+    rows = [waiting("waits", 1.0, 500)]
+    assert decided(report(outgoing("kv", 1.0, 600), rows=rows, move_s=0.1)) == {}
+    assert decided(report(outgoing("kv", 1.0, 601), rows=rows, move_s=0.1)).keys() == {"kv"}
+
+
+def test_a_request_that_an_operator_forced_is_never_pruned_and_one_of_much_value_last():
+    forced = outgoing("long", 2.0, 2000, exempt=True)
+    assert "long" not in decided(report(SHORT, forced, LAST))
+    dear = outgoing("long", 2.0, 2000, value=10.0)
+    assert decided(report(SHORT, dear)).keys() == {"short"}
+
+
+def test_no_more_are_pruned_than_the_budget_allows():
+    assert decided(report(SHORT, LONG, LAST), budget=0.3) == {}
+    assert decided(report(SHORT, LONG, LAST), budget=0.34).keys() == {"long"}
+
+
+def test_what_is_pruned_for_the_link_counts_in_the_budget_for_computing():
+    """Both of the prompts that wait are too much for the link. Half of what waits may be pruned: no third one, though
+    computing has no room for it either."""
+    rows = [WaitingPrefill(name, NOW + 2.0, 0.9, 2048, 0.0) for name in ("w1", "w2", "w3", "w4")]
+    found = decided(report(rows=rows[:2]), report(rows=rows[2:], gateway="b"), budget=0.5)
+    assert len(found) == 2
+
+
+def test_a_report_of_a_port_survives_json_and_older_releases_are_understood():
+    sent = report(SHORT, LONG, rows=[waiting("waits", 1.0, 600)])
+    assert report_from_json(report_to_json(sent)) == sent
+    assert sent.waits
+    bare = QueueReport("a", NOW, [ModelQueue("m", [], [PrefillUnit("p", 1.0, 0.0)])])
+    assert not bare.waits
+    assert len(report_to_json(bare)[2][0][2][0]) == 5, "as a coordinator of an older release reads it"
+
+
+@pytest.mark.parametrize(
+    "port",
+    [
+        [],
+        [0.1, 0.0],
+        [0.1, 0.0, [["a"]]],
+        [-1.0, 0.0, []],
+        ["x", 0.0, []],
+        [0.1, 0.0, [["a", 1.0, -5, False, 1.0]]],
+        [0.1, 0.0, [["a", 1.0, 5, 0, 1.0]]],
+    ],
+)
+def test_a_port_that_cannot_be_is_refused(port):
+    with pytest.raises((TypeError, ValueError)):
+        report_from_json(["a", NOW, [["m", [], [["p", 1.0, 0.0, 0.0, 0, port]]]]])
+
+
+def test_a_port_without_a_rate_is_none():
+    read = report_from_json(["a", NOW, [["m", [], [["p", 1.0, 0.0, 0.0, 0, [0, 0.0, []]]]]]])
+    assert read.queues[0].units[0].port is None
