@@ -122,10 +122,15 @@ BAD = {
 }
 
 
+def gateway_log(system):
+    return (system.folder / "logs" / "gateway.log").read_text(errors="replace")
+
+
 @pytest.fixture(scope="module", autouse=True)
 def ready(running):
-    """As `system`, but once: to see that before each of so many refusals takes a second each."""
+    """As `system`, but once, since that takes a second. What the gateway has logged so far."""
     running.until(running.steady, within_s=90.0)
+    return gateway_log(running)
 
 
 @pytest.mark.parametrize("name", BAD)
@@ -453,6 +458,48 @@ def test_no_body_at_all_is_answered_with_a_500(running, change, chat):
         error_of(answer)
 
 
+WORDS = st.text(max_size=20) | st.sampled_from(["w", "s", "a\0", "a\nb", "é", "x" * 121, "bad-input", "tool"])
+WILD = VALUES | WORDS | st.lists(WORDS, max_size=3) | st.sampled_from([0, 1, -1, 1e-9, 1e308, 2**63, 10**40, True])
+STAGES = st.lists(st.fixed_dictionaries({}, optional={"name": WILD, "share": WILD}), max_size=3)
+ITEMS = st.lists(st.fixed_dictionaries({}, optional=dict.fromkeys(("type", "role", "content", "id", "output"), WILD)))
+OF_STEPS = ("workflow_id", "stage", "step_key", "parents", "state_ref")
+PARTS = {"metadata": st.dictionaries(st.sampled_from(OF_STEPS), WORDS | WILD), "stages": STAGES, "input": ITEMS}
+REQUEST = ("workflow_deadline", "workflow_steps_left", "checkpoint", "branch", "share_call", "metadata", "temperature")
+RESPONSES = (
+    *("input", "previous_response_id", "background", "store", "stream", "instructions", "tools", "tool_choice"),
+    *("text", "reasoning", "include", "truncation", "max_output_tokens", "parallel_tool_calls", "user"),
+)
+TOOLS = ("kind", "name", "key", "took", "ended_ago", "parents", "input_digest", "share_result", "result", "state_ref")
+ADDRESSES = {  # a right body, and the fields that are changed
+    "completions": (GOOD | {"metadata": STEP}, REQUEST),
+    "chat/completions": (CHAT | {"metadata": STEP}, (*REQUEST, "thinking_deadline", "stream")),
+    "responses": (RESPONSE | {"metadata": STEP}, (*REQUEST, *RESPONSES)),
+    "workflows": (NEW, ("id", "deadline", "stages")),
+    "workflows/bad-input/fork": (FORK, ("step", "branches")),
+    REPORTS: (TOOL | {"key": "s", "input_digest": "a", "parents": []}, TOOLS),
+}
+
+
+@st.composite
+def changed(draw):
+    path = draw(st.sampled_from(sorted(ADDRESSES)))
+    right, fields = ADDRESSES[path]
+    names = draw(st.lists(st.sampled_from(fields), max_size=3))
+    return path, right | {name: draw(PARTS.get(name, st.nothing()) | WILD) for name in names}
+
+
+@pytest.mark.usefixtures("opened")
+@settings(max_examples=300, deadline=None, suppress_health_check=list(HealthCheck))
+@given(sent=changed())
+def test_no_workflow_and_no_response_at_all_is_answered_with_a_500(running, sent):
+    path, body = sent
+    answer = post(running, body, path)
+    assert answer.status_code < 500 or answer.status_code == 504, (path, body, answer.text)
+    if answer.status_code >= 400:
+        error = error_of(answer)
+        assert error["param"] or answer.status_code != 400 or error["code"] == "invalid_json", (path, body, error)
+
+
 @settings(max_examples=100, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(raw=st.binary(max_size=200))
 def test_no_bytes_at_all_are_answered_with_a_500(running, raw):
@@ -461,6 +508,7 @@ def test_no_bytes_at_all_are_answered_with_a_500(running, raw):
     error_of(answer)
 
 
-def test_nothing_of_all_that_is_left(system):
+def test_nothing_of_all_that_is_left(system, ready):
     assert queued(system) == 0
     assert post(system, GOOD).status_code == 200
+    assert gateway_log(system).count("Traceback") == ready.count("Traceback")
