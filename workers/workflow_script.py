@@ -183,7 +183,7 @@ function act.miss(key, workflow, deadline, call, most, own, asked, ago)
   return false
 end
 
-function act.tool(key, workflow, call, most, own, told, took, ago, what, most_tools, ...)
+function act.tool(key, workflow, call, most, own, told, took, ago, what, most_tools, most_bytes, ...)
   local state = key .. '|' .. workflow
   if not redis.call('ZSCORE', key, workflow) then return false end
   local by, began_at, deadline = unpack(redis.call('HMGET', state, 'by', 'began', 'deadline'))
@@ -204,10 +204,11 @@ function act.tool(key, workflow, call, most, own, told, took, ago, what, most_to
   local number = call_of(key, workflow, call, most, own, numbers, began)
   redis.call('HINCRBY', state, 'aside', 1)
   if number <= tonumber(most) then redis.call('HSET', state, 'e' .. number, '0 ' .. string.format('%.3f', ended)) end
-  local count = tonumber(redis.call('HGET', state, 'tools') or 0)
-  if count < tonumber(most_tools) then
-    what = string.format('%.3f %.3f ', began, ended) .. what
-    redis.call('HSET', state, 'tools', count + 1, 't' .. (count + 1), what)
+  local count, bytes = unpack(redis.call('HMGET', state, 'tools', 'tool_bytes'))
+  count, what = tonumber(count or 0), string.format('%.3f %.3f ', began, ended) .. what
+  bytes = tonumber(bytes or 0) + #what
+  if count < tonumber(most_tools) and bytes <= tonumber(most_bytes) then
+    redis.call('HSET', state, 'tools', count + 1, 'tool_bytes', bytes, 't' .. (count + 1), what)
   end
   return number
 end

@@ -26,6 +26,7 @@ MOST_OPEN = 10_000  # of one tenant: some 10 MB with five stages each, and 20 mo
 AT_ONCE = 64
 MOST_NAMED = 128  # of one workflow
 MOST_TOOLS = 64  # of one workflow: each some 200 bytes; later ones are not recorded, and drawn nowhere
+MOST_TOOL_BYTES = 16 << 10  # of these together: one with 32 parents of 120 characters each may take as much
 CANCELLATIONS_KEPT = 10_000  # gateways read them four times a second
 LISTED = 200  # of each tenant's that are not due yet, the soonest first
 
@@ -108,7 +109,8 @@ class ReportTool(NamedTuple):
         what = orjson.dumps((self.key, self.name, self.parents)).decode()
         times = (f"{self.took_s:.6f}", f"{self.ago_s:.6f}")
         call = f"{kind_of_tool(self.name)} 0"
-        return ["tool", self.workflow, call, str(MOST_NODES), own, told, *times, what, str(MOST_TOOLS), *parents]
+        most = (str(MOST_TOOLS), str(MOST_TOOL_BYTES))
+        return ["tool", self.workflow, call, str(MOST_NODES), own, told, *times, what, *most, *parents]
 
     def found(self, raw: Any) -> int | None:
         """Its number; None: the workflow has no deadline, has not begun, or is forgotten."""

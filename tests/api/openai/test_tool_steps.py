@@ -16,7 +16,15 @@ from tests.api.openai.test_steps import gateway, kept
 from tests.api.openai.workflow_gateways import OTHER
 from workers import live
 from workers.steps import LARGEST_BYTES
-from workers.workflows import MOST_TOOLS, read_workflow
+from workers.workflows import (
+    MOST_TOOLS,
+    WORKFLOWS_KEY,
+    ReadWorkflow,
+    ReportTool,
+    StepOfWorkflow,
+    read_workflow,
+    run_orders,
+)
 
 pytestmark = pytest.mark.db
 TOOL = {"kind": "tool", "name": "search"}
@@ -229,6 +237,24 @@ async def test_bounds_unknown_workflows_and_redis_away():
     async with gateway(url="redis://127.0.0.1:1/0") as bed:
         status, error = await report(bed, took=1)
         assert (status, error["code"]) == (503, "workflows_unavailable")
+
+
+def test_long_reports_take_no_more_of_redis_than_many_short_ones():
+    def ask(order):
+        return order.found(live.run(run_orders([order]))[0])
+
+    keys = [f"{number:02}".ljust(120, "🦊") for number in range(32)]
+    ask(StepOfWorkflow("acme", "w1", 60))
+    for key in keys:
+        assert ask(ReportTool("acme", "w1", key, "search", 0.0, 0.0, None))
+    for key in keys:
+        assert ask(ReportTool("acme", "w1", key[::-1], "search", 0.0, 0.0, tuple(keys)))
+    assert ask(ReportTool("acme", "w1", "last", "search", 0.0, 0.0, ())) == 2 * len(keys) + 2
+    tools = ask(ReadWorkflow("acme", "w1")).tools
+    assert [each.key for each in tools[:25]] == keys[:25]
+    state = WORKFLOWS_KEY.format(tenant="acme") + "|w1"
+    assert live._client(settings.REDIS_URL).memory_usage(state, samples=0) < 40_000
+    assert ask(StepOfWorkflow("acme", "w1", None, name="next", parents=("last",))).tools == tools
 
 
 async def test_a_request_gets_its_state_again_with_its_answer():
