@@ -21,7 +21,7 @@ from api.openai.in_flight import InFlightRequest
 from api.openai.protocol.errors import ApiError
 from api.openai.protocol.response_objects import ResponseObject, WholeResponse
 from api.openai.protocol.response_streams import StreamedResponse
-from api.openai.protocol.schemas import Item, KeptInput
+from api.openai.protocol.schemas import LONGEST_NAME, Item, KeptInput
 from api.openai.response_events import EventLog
 from api.openai.steps import MOST_WAITING, READ_S, Steps
 from api.openai.tenants import Held
@@ -87,7 +87,8 @@ class StoredResponses:
         """Raises ApiError that names `field` if this tenant has no such response. One that a dead gateway left open has
         failed: it has no lease in two looks, of which `confirmed` is the second."""
         retention_s = self._steps.retentions.get(tenant, 0)
-        raw, leased = (None, False) if not retention_s else await self._read(tenant, response_id)
+        asks = retention_s and len(response_id) <= LONGEST_NAME
+        raw, leased = await self._read(tenant, response_id) if asks else (None, False)
         leased = leased or (tenant, response_id) in self.open
         try:
             told = orjson.loads(raw or b"null")

@@ -11,10 +11,12 @@ import orjson
 from api.openai.asgi import Receive, Scope, Send, header, read_body, respond
 from api.openai.gateway import Caller, Gateway
 from api.openai.protocol.errors import ApiError
+from api.openai.protocol.schemas import LONGEST_NAME
 from api.openai.protocol.tool_bodies import parse_tool
 from api.openai.protocol.workflow_bodies import parse_fork, parse_workflow, workflow_object
 from api.openai.tenants import Held
 from api.openai.tool_steps import tool_step
+from api.openai.workflows import UNKNOWN
 from controller.slo.classes import NotEntitled, check_fields
 from workers.steps import LARGEST_BYTES
 from workers.workflows import BY_TENANT, OpenWorkflow, WorkflowState
@@ -24,6 +26,7 @@ CANCEL = "/cancel"
 STEPS = "/steps"
 FORK = "/fork"
 BRANCHES = "/branches/"
+LONGEST = 2 * LONGEST_NAME + len(BRANCHES)  # of an address, after WORKFLOWS
 BODY_BYTES = 16 << 10
 TOOL_BYTES = LARGEST_BYTES + BODY_BYTES
 
@@ -58,6 +61,8 @@ async def one(gateway: Gateway, scope: Scope, receive: Receive, send: Send) -> N
     key = header(scope, b"authorization")
     caller = gateway.caller(key)
     name, method = scope["path"][len(WORKFLOWS) + 1 :], scope["method"]
+    if len(name) > LONGEST:
+        raise ApiError("not_found", UNKNOWN)
     if method == "GET":
         found = await gateway.workflows.read(caller.tenant.name, name)
     elif method == "POST" and name.endswith(CANCEL):

@@ -126,6 +126,17 @@ async def test_an_unknown_or_another_tenants_response_is_404_and_named():
         assert (wrong.status, wrong.error["param"]) == (400, "previous_response_id")
 
 
+async def test_an_id_that_no_response_can_have_is_not_looked_for():
+    name = "resp_" + "x" * 5_000
+    async with gateway(url="redis://127.0.0.1:1/0", watched=False) as bed:
+        answer = await bed.ask(asked(previous_response_id=name), PATH)
+        assert (answer.status, answer.error["param"]) == (404, "previous_response_id")
+        for below, method in (("", "GET"), ("", "DELETE"), ("/cancel", "POST"), ("/input_items", "GET")):
+            answer = await call(bed, name, below, method)
+            assert (answer.status, answer.error["param"]) == (404, "response_id")
+            assert len(answer.body) < 500
+
+
 async def test_a_tenant_over_its_quota_reads_nothing():
     async with gateway() as bed:
         first = await ask(bed, asked())

@@ -203,6 +203,17 @@ async def test_what_is_not_json_is_refused(raw):
         assert (answer.status, answer.error["code"]) == (400, "invalid_json")
 
 
+@pytest.mark.parametrize("name", ["w" * 400, "é" * 5_000])
+async def test_a_name_that_no_workflow_can_have_is_not_looked_for(name):
+    below = (("GET", ""), ("POST", "/cancel"), ("POST", "/fork"), ("POST", "/steps"), ("DELETE", "/steps"),
+             ("DELETE", "/branches/b"), ("DELETE", "/branches/" + name))  # fmt: skip
+    async with gateway(url="redis://127.0.0.1:1/0") as bed:
+        for method, path in below:
+            answer = await bed.ask({}, f"/v1/workflows/{name}{path}", method=method)
+            assert (answer.status, answer.error["code"]) == (404, "not_found"), (method, path)
+            assert len(answer.body) < 500
+
+
 async def test_a_body_that_is_too_large_is_not_read():
     async with gateway() as bed:
         answer = await begin(bed, id="x" * 20_000)
