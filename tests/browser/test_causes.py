@@ -9,7 +9,7 @@ from concurrent.futures import Future
 import pytest
 from playwright.sync_api import Locator, Page, expect
 
-from tests.browser.running.caller import Caller, engine_of_its_own, within
+from tests.browser.running.caller import Caller, end_engines, engine_of_its_own, within
 from tests.browser.running.stack import Stack
 
 pytestmark = [pytest.mark.browser, pytest.mark.long(60)]
@@ -34,14 +34,20 @@ class Clicks:
         self.made += 1
 
 
+@pytest.fixture(scope="module")
+def one_engine(caller: Caller) -> Iterator[None]:
+    """A class whose model has one slow engine, and a policy that allows no other."""
+    promise = {"ttft_s": 1.0, "tpot_s": 0.2, "waiting_time_s": 4.0, "target": 0.95}
+    caller.post("slo-classes", {"name": CLASS, **promise})
+    engine_of_its_own(caller, MODEL)
+    caller.post("scaling-policies", {"model": MODEL, **POLICY})
+    yield
+    end_engines(caller, MODEL)
+
+
 @pytest.fixture
-def overload(stack: Stack, caller: Caller) -> Iterator[list[Future[int]]]:
-    """A class of which most expire: its model has one slow engine, and its policy allows no other."""
-    if not caller.get("slo-classes", name=CLASS)["items"]:
-        promise = {"ttft_s": 1.0, "tpot_s": 0.2, "waiting_time_s": 4.0, "target": 0.95}
-        caller.post("slo-classes", {"name": CLASS, **promise})
-        engine_of_its_own(caller, MODEL)
-        caller.post("scaling-policies", {"model": MODEL, **POLICY})
+def overload(stack: Stack, caller: Caller, one_engine: None) -> Iterator[list[Future[int]]]:
+    """More than it can serve: of that class most expire."""
     sent = stack.send(12, model=MODEL, slo_class=CLASS, max_tokens=300)
     within(HELD_S, lambda: caller.recorded("scale_hold", subject=f"{MODEL}/collocated"))
     sent += stack.send(6, model=MODEL, slo_class=CLASS, max_tokens=300)

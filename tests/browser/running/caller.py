@@ -85,6 +85,14 @@ def engine_of_its_own(caller: Caller, name: str, **spec: Any) -> str:
     return instance
 
 
+def end_engines(caller: Caller, model: str) -> None:
+    """Those that a test is done with, and their scaler: they would take processor time from all tests after it."""
+    for each in caller.get("scaling-policies", model=model)["items"]:
+        caller.delete(f"scaling-policies/{each['id']}", each["version"])
+    for each in caller.get("instances", model=model, live="true")["items"]:
+        caller.post(f"instances/{each['id']}/stop", {"version": each["version"]})
+
+
 @contextmanager
 def busy(stack: Stack, model: str) -> Iterator[None]:
     """One request runs at the model's engine until this ends; its client then goes away."""

@@ -10,7 +10,7 @@ import pytest
 from playwright.sync_api import Locator, Page, expect
 
 from tests.browser.every_page.looks import settle
-from tests.browser.running.caller import Caller, engine_of_its_own, within
+from tests.browser.running.caller import Caller, end_engines, engine_of_its_own, within
 from tests.browser.running.stack import Stack
 from tests.browser.screenshots.scale_out import warm
 
@@ -37,6 +37,7 @@ def scaled_out(stack: Stack, caller: Caller) -> Iterator[dict[str, Any]]:
     yield caller.recorded("scale_out", subject=f"{MODEL}/collocated")[-1]
     for each in sent:
         each.result()
+    end_engines(caller, MODEL)
 
 
 def steps(page: Page, name: str = "Startup") -> Locator:

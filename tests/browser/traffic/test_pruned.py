@@ -22,7 +22,7 @@ from playwright.sync_api import Page, expect
 
 from tests.browser.every_page.looks import beyond, findings_in_both_schemes
 from tests.browser.every_page.reached import SIMULATED_MS
-from tests.browser.running.caller import engine_of_its_own
+from tests.browser.running.caller import Caller, end_engines, engine_of_its_own
 from tests.browser.running.stack import Stack
 from tests.second_gateway import second_gateway
 from workers.supervisor.plan import ROOT
@@ -104,8 +104,15 @@ def simulated_without(page: Page) -> None:
     page.goto("/flows/")
 
 
-def test_a_pruned_request_is_followed_to_its_outcome(stack, caller, visit):
+@pytest.fixture
+def one_engine(caller: Caller) -> Iterator[None]:
     engine_of_its_own(caller, MODEL)
+    yield
+    end_engines(caller, MODEL)
+
+
+@pytest.mark.usefixtures("one_engine")
+def test_a_pruned_request_is_followed_to_its_outcome(stack, visit):
     page = visit("operator", "/flows/settings/")
     page.get_by_label("Drop budget").fill(DROP_BUDGET)
     page.get_by_role("button", name="Save").click()
