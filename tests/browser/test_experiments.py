@@ -79,7 +79,7 @@ def test_the_form_shows_what_it_needs_and_says_what_is_wrong(visit):
 
 def test_progress_moves_and_the_result_is_drawn_and_saved(visit):
     page = visit("operator", "/experiments/")
-    start(page, rate="60", duration="60", rates="30, 60", name="Two rates")
+    start(page, rate="60", duration="30", rates="30, 60", name="Two rates")
     expect(page.get_by_role("heading", name="Progress")).to_be_visible()
     expect(page.get_by_role("progressbar")).to_be_visible()
     expect(page.locator("[data-live-state]")).to_have_attribute("data-state", "live")
