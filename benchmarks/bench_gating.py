@@ -147,7 +147,15 @@ def daemon(folder: Path, policy: str, gbit: float, redis_url: str = "") -> Itera
 
 @contextlib.contextmanager
 def fleet_of(folder: Path, policy: str, gbit: float, host: SecondHost) -> Iterator[list[RunningEngine]]:
-    """Two engines that prefill here, and two that decode on the second host."""
+    """As `engines_of`, with a daemon of this policy."""
+    with daemon(folder, policy, gbit) as asked, engines_of(folder, asked, host) as engines:
+        yield engines
+
+
+@contextlib.contextmanager
+def engines_of(folder: Path, asked: Mapping[str, str], host: SecondHost) -> Iterator[list[RunningEngine]]:
+    """Two engines that prefill here, and two that decode on the second host. `asked`: the environment with which the
+    first two ask a daemon."""
     options = (
         *("--model", MODEL, "--profile", PROFILE, "--max-num-seqs", str(SEQS), "--max-model-len", str(CONTEXT)),
         *("--kv-blocks", str(KV_TOKENS // 16), "--max-num-batched-tokens", str(CHUNK), "--no-enable-prefix-caching"),
@@ -155,7 +163,6 @@ def fleet_of(folder: Path, policy: str, gbit: float, host: SecondHost) -> Iterat
     )
     logs = folder / "logs"
     with (
-        daemon(folder, policy, gbit) as asked,
         reference_engines(2, logs / "prefill", *options, environment=asked, host=host.here) as prefill,
         reference_engines(2, logs / "decode", *options, host=host.there, before=host.command) as decode,
     ):
@@ -186,16 +193,21 @@ class Loaded(NamedTuple):
     story: Sequence[str] = ()
 
 
+def seeded_fleet(urls: Sequence[str], kinds: Sequence[Task], drop_budget: float = 0.0) -> StackFleet:
+    classes = [ClassSpec(task.name, task.targets.ttft_s, task.targets.tpot_s) for task in kinds]
+    coefficients = load_profile(PROFILE).coefficients._asdict()
+    return StackFleet(
+        MODEL, urls, "reference", SEQS, classes, coefficients, CONTEXT, KV_TOKENS, ROLES, drop_budget=drop_budget
+    )
+
+
 def loaded(args: argparse.Namespace, policy: str, seeds: Sequence[int], host: SecondHost) -> Loaded:
     kinds = tasks(args.question, args.document)
     with tempfile.TemporaryDirectory(prefix="gating-", dir="/tmp") as name:
         folder = Path(name)
         with fleet_of(folder, policy, args.gbit, host) as engines:
             urls = [engine.url for engine in engines]
-            classes = [ClassSpec(task.name, task.targets.ttft_s, task.targets.tpot_s) for task in kinds]
-            coefficients = load_profile(PROFILE).coefficients._asdict()
-            seeded = StackFleet(MODEL, urls, "reference", SEQS, classes, coefficients, CONTEXT, KV_TOKENS, roles=ROLES)
-            with Stack(folder, seeded) as stack:
+            with Stack(folder, seeded_fleet(urls, kinds)) as stack:
                 bench, scores = Bench(stack, tries=args.tries), list[Score]()
                 for seed in seeds:
                     plan = burst(kinds, args.rate, seed, args.per_task)

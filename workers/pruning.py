@@ -20,6 +20,7 @@ from controller.core.messages import (
     PRUNING_WAKE_KEY,
 )
 from controller.core.pruning import (
+    OpenKv,
     PruneReason,
     PruningOrders,
     QueueReport,
@@ -63,20 +64,22 @@ def read_reports() -> Dialogue[tuple[Sequence[QueueReport], float]]:
     return found, (yield from server_time())
 
 
-def read_left_shares() -> Dialogue[Mapping[str, float] | None]:
-    """By request, the share of its KV that is still to be sent, as transfer daemons reported it within the last
-    moments; None if none of them orders transfers."""
+def read_open_kv() -> Dialogue[Mapping[str, OpenKv] | None]:
+    """By request, the KV that is being sent, as transfer daemons reported it within the last moments; None if none of
+    them orders transfers."""
     hosts = [host for host in (yield from host_flows()) if time.time() - host["at"] < FRESH_S and host["policy"] != OFF]
     if not hosts:
         return None
-    left: defaultdict[str, float] = defaultdict(float)
-    sizes: defaultdict[str, float] = defaultdict(float)
+    found: dict[str, OpenKv] = {}
     for host in hosts:
+        left: defaultdict[str, float] = defaultdict(float)
+        sizes: defaultdict[str, float] = defaultdict(float)
         for flow in host["flows"]:
             if not flow["end"] and flow["request"] and flow["stage"] == FlowStage.KV_TRANSFER:
                 left[flow["request"]] += flow["left_bytes"]
                 sizes[flow["request"]] += flow["size_bytes"]
-    return {name: min(1.0, left[name] / size) for name, size in sizes.items() if size > 0}
+        found |= {name: OpenKv(host["host"], min(1.0, left[name] / size)) for name, size in sizes.items() if size > 0}
+    return found
 
 
 def report_of(value: bytes) -> QueueReport | None:

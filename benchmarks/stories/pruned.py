@@ -4,12 +4,18 @@
 PostgreSQL, Redis, and the coordinator as a Celery worker with beat. It sends twice what the engines can serve for 15 s,
 and tells the story of one of the pruned requests by its record and by the decision in the audit that names it. One that
 still met its target is told before one that did not. Last line: how many did.
+
+`--link`: pruned for a link. One gateway is in front of the engines of `bench-gating`: two prefill here, and their KV
+goes to two in a network namespace behind a link of 0.2 Gb/s, by a transfer daemon with the policy `mfs`. They get
+documents and questions for 25 s, more than the link carries. Needs root, `ip` and `tc`.
 """
 
 from __future__ import annotations
 
+import argparse
 import asyncio
 import os
+import secrets
 import subprocess
 import tempfile
 import time
@@ -22,8 +28,10 @@ from typing import Any, NamedTuple
 import psycopg
 import redis
 
+from benchmarks import bench_gating
 from benchmarks.load.generator import drive, gateway_target
 from benchmarks.load.workloads import Task, sustained
+from benchmarks.machine.network import NETWORK, network_missing, second_host
 from benchmarks.servers.engines import ROOT, reference_engines, stop_on_sigterm
 from benchmarks.servers.stack import ClassSpec, Stack, StackFleet
 from controller.core.messages import HEARTBEAT_KEY
@@ -38,6 +46,7 @@ MODEL, PROFILE, SEQS = "qwen2.5-7b", "qwen2.5-7b-a100", 8
 # Two engines have 16 slots and an answer takes about 3 s: they serve some 5 requests/s.
 RATE, DURATION_S, TOKENS = 5.0, 15.0, 220  # at each gateway
 TTFT_S, DROP_BUDGET = 4.0, 0.5
+LINK_GBIT, LINK_RATE, LINK_S, LINK_TTFT_S = 0.2, 9.0, 25.0, (0.25, 3.0)  # twice the load of bench-gating
 STARTED_S = 120.0
 DECIDED_S = 20.0  # until the audit has the prunings of the last ten seconds
 TASK = Task("answers", Targets(TTFT_S, 0.2, None, 3600.0), Lengths(100, 30, 32, 300), Lengths(TOKENS, 0, 1, TOKENS))
@@ -194,9 +203,35 @@ def run() -> list[str]:
         return tell(*stored(stack.environment["DATABASE_URL"]))
 
 
+def run_over_a_link() -> list[str]:
+    kinds = bench_gating.tasks(*LINK_TTFT_S)
+    with ExitStack() as exits:
+        host = exits.enter_context(second_host(LINK_GBIT))
+        folder = Path(exits.enter_context(tempfile.TemporaryDirectory(prefix="pruned-", dir="/tmp")))
+        asked = {"FLOW_SOCKET": str(folder / "flowd.sock")}
+        engines = exits.enter_context(bench_gating.engines_of(folder, asked, host))
+        seeded = bench_gating.seeded_fleet([engine.url for engine in engines], kinds, DROP_BUDGET)
+        stack = exits.enter_context(Stack(folder, seeded))
+        exits.enter_context(bench_gating.daemon(folder, "mfs", LINK_GBIT, stack.environment["REDIS_URL"]))
+        gateway = exits.enter_context(stack.gateway())
+        exits.enter_context(coordinating(stack))
+        plan = sustained(kinds, LINK_RATE, 0, LINK_S)
+        asyncio.run(drive(plan, gateway_target(gateway.url, MODEL, stack.api_key)))
+        return tell(*stored(stack.environment["DATABASE_URL"]))
+
+
 def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--link", action="store_true", help="pruned for a link that carries too little")
+    link = parser.parse_args().link
     stop_on_sigterm()
-    print("\n".join(run()))
+    if link and (missing := network_missing()) is not None:
+        print(f"skipped: {missing}")
+        return
+    os.environ["FLEET_TOKEN"] = secrets.token_urlsafe(16)
+    if link:
+        os.environ["ENGINE_NETWORKS"] = f"{NETWORK}.0.0/15"
+    print("\n".join(run_over_a_link() if link else run()))
 
 
 if __name__ == "__main__":

@@ -40,6 +40,14 @@ class OutgoingKv(NamedTuple):
     value: float = 1.0
 
 
+class OpenKv(NamedTuple):
+    """What a transfer daemon says of the KV of one request. `host`: from which it goes. `left`: the share of it that is
+    still to be sent."""
+
+    host: str
+    left: float
+
+
 class KvPort(NamedTuple):
     """The port through which KV leaves a prefill instance, as one gateway sees it.
 

@@ -20,7 +20,16 @@ from operator import attrgetter
 from typing import NamedTuple
 
 from controller.core.errors import ConfigError
-from controller.core.pruning import KvPort, ModelQueue, PrefillUnit, PruneReason, QueueReport, WaitingPrefill
+from controller.core.pruning import (
+    KvPort,
+    ModelQueue,
+    OpenKv,
+    OutgoingKv,
+    PrefillUnit,
+    PruneReason,
+    QueueReport,
+    WaitingPrefill,
+)
 from controller.flow.batches import Batch, BatchRequest, order_batches
 
 PREFILL, SLOTS, LINK = "prefill", "slots", "link"  # the ports of an instance
@@ -67,11 +76,11 @@ class Coordinator:
         self.config = config or CoordinatorConfig()
 
     def decide(
-        self, reports: Iterable[QueueReport], now: float, left: Mapping[str, float] | None = None
+        self, reports: Iterable[QueueReport], now: float, sent: Mapping[str, OpenKv] | None = None
     ) -> Coordinated:
-        """`now`: epoch seconds. Reports older than three periods are left out. `left`: by request, the share of its KV
-        that is still to be sent, as transfer daemons report it; None if no daemon orders transfers, and links are then
-        not counted. O(n log n) for n waiting requests."""
+        """`now`: epoch seconds. Reports older than three periods are left out. `sent`: by request, what transfer
+        daemons say of its KV; None if no daemon orders transfers, and links are then not counted. O(n log n) for n
+        waiting requests."""
         fresh = [each for each in reports if now - each.at <= PERIODS * self.config.period_s]
         by_model: dict[str, list[ModelQueue]] = defaultdict(list)
         waits_at: dict[str, set[str]] = defaultdict(set)
@@ -80,25 +89,25 @@ class Coordinator:
                 by_model[queue.model].append(queue)
                 if queue.waiting:
                     waits_at[queue.model].add(report.gateway)
-        scavengers: dict[str, PruneReason] = {}
-        waiting = batches = 0
+        shares: list[_Share] = []
+        waiting = 0
         for model, queues in by_model.items():
-            units = _merged(queues, left)
+            units = _merged(queues, sent is not None)
             computing = len(waits_at[model]) >= LEAST_GATEWAYS
             if not units or not (computing or any(unit.port for unit in units)):
                 continue
             rows = sorted((row for queue in queues for row in queue.waiting), key=attrgetter("due", "id"))
             waiting += len(rows)
-            for unit, share in _shared_out(rows, units, self.config.trust):
-                groups = self._batches(share)
-                batches += len(groups)
-                pruned: dict[str, PruneReason] = {}
-                if unit.port is not None:
-                    waiting += len(unit.port.outgoing)
-                    pruned = self._prune_for_link(unit, unit.port, groups, now)
-                if computing:
-                    pruned |= self._prune_for_computing(unit, groups, pruned.keys(), now)
-                scavengers |= pruned
+            shared = _shared_out(rows, units, self.config.trust)
+            shares += [_Share(unit, self._batches(share), computing) for unit, share in shared]
+        scavengers: dict[str, PruneReason] = {}
+        for link in _links(shares, sent or {}):
+            waiting += len(link.outgoing)
+            scavengers |= self._prune_for_link(link, now)
+        for each in shares:
+            if each.computing:
+                scavengers |= self._prune_for_computing(each.unit, each.groups, scavengers.keys(), now)
+        batches = sum(len(each.groups) for each in shares)
         return Coordinated(scavengers, waiting, batches, sorted(each.gateway for each in fresh))
 
     def _batches(self, rows: Sequence[WaitingPrefill]) -> list[list[WaitingPrefill]]:
@@ -129,41 +138,79 @@ class Coordinator:
             for number, group in enumerate(kept)
         ]
         sent = BatchRequest("", -math.inf, _sent(unit, batches), exempt=True)
-        return _pruned(unit, [Batch("", unit.id, 0.0, [sent]), *batches], bandwidth, budget, now)
+        return _pruned([Batch("", unit.id, 0.0, [sent]), *batches], bandwidth, budget, now)
 
-    def _prune_for_link(
-        self, unit: PrefillUnit, port: KvPort, groups: Sequence[Sequence[WaitingPrefill]], now: float
-    ) -> dict[str, PruneReason]:
+    def _prune_for_link(self, link: _Link, now: float) -> dict[str, PruneReason]:
         """What is computed already goes by itself, and the rest with its batch."""
-        going = [
-            Batch(row.id, unit.id, 0.0, [BatchRequest(row.id, row.due, _kv(row.tokens, port), row.exempt, row.value)])
+        budget = math.floor(self.config.drop_budget * link.requests)
+        if not budget:
+            return {}
+
+        def batch(name: str, unit: str, rows: Iterable[tuple[str, float, int, bool, float]]) -> Batch:
+            requests = [
+                BatchRequest(request, due, {LINK: link.s_a_token * tokens}, exempt, value)
+                for request, due, tokens, exempt, value in rows
+            ]
+            return Batch(name, unit, 0.0, requests)
+
+        batches = [batch(row.id, unit, [row]) for unit, row in link.outgoing]
+        for share in link.shares:
+            unit, move_s = share.unit.id, share.unit.port.move_s if share.unit.port else 0.0
+            for number, group in enumerate(share.groups):
+                rows = [(row.id, row.due + move_s, row.prompt_tokens, row.exempt, row.value) for row in group]
+                batches.append(batch(f"{unit}:{number}", unit, rows))
+        return _pruned(batches, {LINK: 1.0}, budget, now)
+
+
+class _Share(NamedTuple):
+    """What waits for one instance, in batches. `computing`: it may be pruned for computing."""
+
+    unit: PrefillUnit
+    groups: Sequence[Sequence[WaitingPrefill]]
+    computing: bool
+
+
+class _Link(NamedTuple):
+    """A port of a host, and the instances there whose KV leaves through it. `outgoing`: with their instance."""
+
+    s_a_token: float
+    shares: Sequence[_Share]
+    outgoing: Sequence[tuple[str, OutgoingKv]]
+
+    @property
+    def requests(self) -> int:
+        return len(self.outgoing) + sum(len(group) for share in self.shares for group in share.groups)
+
+
+def _links(shares: Iterable[_Share], sent: Mapping[str, OpenKv]) -> list[_Link]:
+    """Instances whose KV one daemon sends share its port; one of which no KV is on its way has its own. What each gets
+    while the others send adds up to the port's rate.
+
+    KV counts with what is still to be sent: counted whole, KV of which most has gone makes those behind it look late.
+    """
+    by_host: defaultdict[str, list[_Share]] = defaultdict(list)
+    for share in shares:
+        if share.unit.port is not None:
+            found = (sent[row.id].host for row in share.unit.port.outgoing if row.id in sent)
+            by_host[next(found, f"of {share.unit.id}")].append(share)
+    links = []
+    for there in by_host.values():
+        ports = [(share.unit.id, share.unit.port) for share in there if share.unit.port is not None]
+        outgoing = [
+            (unit, row._replace(tokens=math.ceil(row.tokens * (sent[row.id].left if row.id in sent else 1.0))))
+            for unit, port in ports
             for row in port.outgoing
         ]
-        batches = [
-            Batch(
-                f"{unit.id}:{number}",
-                unit.id,
-                0.0,
-                [
-                    BatchRequest(row.id, row.due + port.move_s, _kv(row.prompt_tokens, port), row.exempt, row.value)
-                    for row in group
-                ],
-            )
-            for number, group in enumerate(groups)
-        ]
-        budget = math.floor(self.config.drop_budget * (len(going) + sum(map(len, groups))))
-        return _pruned(unit, [*going, *batches], {LINK: 1.0}, budget, now) if budget else {}
+        links.append(_Link(1.0 / sum(1.0 / port.s_a_token for _, port in ports), there, outgoing))
+    return links
 
 
 def _pruned(
-    unit: PrefillUnit, batches: Sequence[Batch], bandwidth: Mapping[str, float], budget: int, now: float
+    batches: Sequence[Batch], bandwidth: Mapping[str, float], budget: int, now: float
 ) -> dict[str, PruneReason]:
+    unit_of = {batch.id: batch.unit for batch in batches}
     order = order_batches(batches, bandwidth, budget, now, in_vain=False)
-    return {each.request: PruneReason(unit.id, each.finish_s, each.due_s) for each in order.pruned}
-
-
-def _kv(tokens: int, port: KvPort) -> dict[str, float]:
-    return {LINK: tokens * port.s_a_token}
+    return {each.request: PruneReason(unit_of[each.batch], each.finish_s, each.due_s) for each in order.pruned}
 
 
 def _trust(unit: PrefillUnit, trust: float) -> float:
@@ -185,7 +232,7 @@ def _sent(unit: PrefillUnit, batches: Sequence[Batch]) -> dict[str, float]:
     return found
 
 
-def _merged(queues: Iterable[ModelQueue], left: Mapping[str, float] | None) -> list[PrefillUnit]:
+def _merged(queues: Iterable[ModelQueue], with_ports: bool) -> list[PrefillUnit]:
     """Each instance once. Gateways see the same decodes there, each its own share of the slots, and only its own
     prompts and KV."""
     found: dict[str, PrefillUnit] = {}
@@ -194,15 +241,7 @@ def _merged(queues: Iterable[ModelQueue], left: Mapping[str, float] | None) -> l
             known = found.get(unit.id)
             found[unit.id] = unit if known is None else _together(known, unit)
     able = (unit for unit in found.values() if unit.prefill_rate > 0)
-    return [unit._replace(port=_as_daemons_say(unit.port, left)) for unit in able]
-
-
-def _as_daemons_say(port: KvPort | None, left: Mapping[str, float] | None) -> KvPort | None:
-    """With what is still to be sent: counted whole, KV of which most has gone makes those behind it look late."""
-    if port is None or left is None:
-        return None
-    rows = [row._replace(tokens=math.ceil(row.tokens * left.get(row.id, 1.0))) for row in port.outgoing]
-    return port._replace(outgoing=rows)
+    return [unit if with_ports else unit._replace(port=None) for unit in able]
 
 
 def _together(one: PrefillUnit, other: PrefillUnit) -> PrefillUnit:
@@ -217,7 +256,7 @@ def _together(one: PrefillUnit, other: PrefillUnit) -> PrefillUnit:
 
 
 def _one_port(one: KvPort | None, other: KvPort | None) -> KvPort | None:
-    """Each gateway gets a part of the port while the others send, so what they get adds up to its rate."""
+    """What each gateway gets of the port while the others send adds up to its rate."""
     if one is None or other is None:
         return one or other
     s_a_token = one.s_a_token * other.s_a_token / (one.s_a_token + other.s_a_token)

@@ -12,6 +12,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from controller.core.errors import ConfigError
+from controller.core.pruning import OpenKv
 from controller.flow.flows import FlowStage, MsFlow
 from controller.flow.gate import GATED, OFF, GateConfig
 from controller.flow.policies import FLOW_POLICIES, FairSharing
@@ -170,17 +171,13 @@ class Network:
         self._run.cancel(name)
         return True
 
-    def left_shares(self, now: float) -> dict[str, float] | None:
-        """What is still to be sent of each KV transfer, as a share of it; None without daemons."""
+    def open_kv(self, now: float) -> dict[str, OpenKv] | None:
+        """What daemons say of the KV that is being sent; None without daemons."""
         if self.settings.flow_policy == OFF:
             return None
         self._advance(now)
-        moving = (each for each in self._moving.values() if each.due is not None and each.size > 0)
-        return {
-            each.name: self._run.network.left(each.name, now) / each.size
-            for each in moving
-            if each.name not in self._ended
-        }
+        moving = (each for each in self._moving.values() if each.due is not None and each.name not in self._ended)
+        return {each.name: OpenKv(each.source, self._run.network.left(each.name, now) / each.size) for each in moving}
 
     def touching(self, instance_id: str) -> list[str]:
         return [each.name for each in self._moving.values() if instance_id in (each.source, each.target)]

@@ -19,7 +19,7 @@ from controller.selectors.catalogue import flow_settings
 from controller.services.actors import Actor
 from controller.services.decisions import decision_record
 from workers import live
-from workers.pruning import PERIOD_S, publish_orders, read_left_shares, read_reports, wait_for_news
+from workers.pruning import PERIOD_S, publish_orders, read_open_kv, read_reports, wait_for_news
 from workers.tasks.heartbeat import heartbeat_send
 from workers.tasks.names import PRUNING, PRUNING_PROCESS
 from workers.tasks.untold import Untold
@@ -107,7 +107,7 @@ def decide(coordinator: Coordinator) -> Coordinated:
     """One decision on the newest reports. Orders are sent if they name a request, or if the last ones did."""
     reports, now = live.run(read_reports())
     ports = any(unit.port for report in reports for queue in report.queues for unit in queue.units)
-    found = coordinator.decide(reports, now, live.run(read_left_shares()) if ports else None)
+    found = coordinator.decide(reports, now, live.run(read_open_kv()) if ports else None)
     if found.scavengers or _untold.in_force:
         live.run(publish_orders(found.scavengers, now, found.waiting, found.batches, found.gateways))
     _untold.take(found, {name for report in reports for name in report.ids()})

@@ -87,7 +87,8 @@ class _Port:
     """What KV needs of the port through which it leaves an instance, as this gateway's transfers show it.
 
     Transfers at the same time share the port, so what one of them measures is not the port's rate. Counted is the time
-    in which at least one moved: KV of `tokens` took `busy_s` of it, the newest counting most.
+    in which at least one moved, or was held while others were sent: KV of `tokens` took `busy_s` of it, the newest
+    counting most. So what several gateways get, or several instances of a host, adds up to the rate of their port.
     """
 
     __slots__ = ("busy_s", "samples", "tokens", "until")
@@ -98,8 +99,8 @@ class _Port:
         self.until = -math.inf  # the end of the newest
 
     def moved(self, tokens: int, seconds: float, now: float) -> None:
-        """One that took `seconds` ended. Of times before the last one ended only that one's are counted, which a
-        transfer that is overtaken by others makes a little too short."""
+        """One ended, `seconds` after it had KV to send. Of times before the last one ended only that one's are counted,
+        which a transfer that is overtaken by others makes a little too short."""
         busy_s = max(0.0, now - max(self.until, now - seconds))
         self.tokens = PORT_KEEPS * self.tokens + tokens
         self.busy_s = PORT_KEEPS * self.busy_s + busy_s
@@ -152,8 +153,7 @@ class LinkBook:
             if not moved.early_bytes:  # else they waited for the prefill too
                 link.s_a_token = _mean(link.s_a_token, moved.moving_s / moved.tokens)
             self._bytes_a_token[pair[0]] = _mean(self._bytes_a_token.get(pair[0]), moved.bytes / moved.tokens)
-            moving_s = max(0.0, moved.moving_s - moved.waited_s)
-            self._ports.setdefault(pair[0], _Port()).moved(moved.tokens, moving_s, now)
+            self._ports.setdefault(pair[0], _Port()).moved(moved.tokens, moved.seconds - moved.waited_s, now)
         return was_closed
 
     def failed(self, pair: Pair, by: object, now: float) -> None:

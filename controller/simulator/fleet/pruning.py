@@ -7,6 +7,7 @@ from functools import partial
 from itertools import count
 
 from controller.core import events as ev
+from controller.core.pruning import OpenKv
 from controller.dispatch import Scheduler
 from controller.dispatch.queue_report import queue_report
 from controller.flow.coordinator import Coordinated, Coordinator, CoordinatorConfig
@@ -27,8 +28,8 @@ class Pruning:
         self._settings = settings
         self._coordinator = Coordinator(CoordinatorConfig(drop_budget=settings.drop_budget))
         self._sequence = count(1)
-        self._progress: Mapping[str, float] | None = None  # as daemons reported it last
-        self._progress_at = 0.0
+        self._open_kv: Mapping[str, OpenKv] | None = None  # as daemons reported it last
+        self._asked_at = 0.0
         self._told = False  # whether orders that name requests may be in force
 
     def start(self) -> None:
@@ -39,9 +40,9 @@ class Pruning:
         schedulers = [run.scheduler] if isinstance(run.scheduler, Scheduler) else run.scheduler.schedulers
         reports = [queue_report(each, str(number), now) for number, each in enumerate(schedulers)]
         if any(report.waits for report in reports):
-            if now >= self._progress_at:
-                self._progress, self._progress_at = run.links.network.left_shares(now), now + DAEMONS_S
-            found = self._coordinator.decide(reports, now, self._progress)
+            if now >= self._asked_at:
+                self._open_kv, self._asked_at = run.links.network.open_kv(now), now + DAEMONS_S
+            found = self._coordinator.decide(reports, now, self._open_kv)
             if found.scavengers or self._told:
                 orders = _orders(found, next(self._sequence), now + VALID_S)
                 run.heap.push(now + self._settings.delay_s, EventKind.TICK, partial(self._obey, orders))

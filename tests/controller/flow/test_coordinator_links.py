@@ -5,6 +5,7 @@ import pytest
 from controller.core.pruning import (
     KvPort,
     ModelQueue,
+    OpenKv,
     OutgoingKv,
     PrefillUnit,
     PruneReason,
@@ -28,13 +29,15 @@ def waiting(name, due_s, tokens):
     return WaitingPrefill(name, NOW + due_s, 1e-6, tokens, 0.0)
 
 
-def report(*kv, rows=(), s_a_token=S_A_TOKEN, move_s=0.0, gateway="a"):
-    unit = PrefillUnit("p", 1.0, 0.0, port=KvPort(s_a_token, move_s, list(kv)))
-    return QueueReport(gateway, NOW, [ModelQueue("m", list(rows), [unit])])
+def report(*kv, rows=(), s_a_token=S_A_TOKEN, move_s=0.0, gateway="a", unit="p", model="m"):
+    made = PrefillUnit(unit, 1.0, 0.0, port=KvPort(s_a_token, move_s, list(kv)))
+    return QueueReport(gateway, NOW, [ModelQueue(model, list(rows), [made])])
 
 
 def decided(*reports, left=None, budget=1.0):
-    return Coordinator(CoordinatorConfig(budget)).decide(reports, NOW, {} if left is None else left).scavengers
+    """`left`: what one daemon says of the KV of requests."""
+    sent = {name: OpenKv("host", share) for name, share in (left or {}).items()}
+    return Coordinator(CoordinatorConfig(budget)).decide(reports, NOW, sent).scavengers
 
 
 SHORT, LONG, LAST = outgoing("short", 1.0, 500), outgoing("long", 2.0, 2000), outgoing("last", 2.5, 500)
@@ -62,6 +65,14 @@ def test_what_two_gateways_get_of_a_port_adds_up_to_its_rate():
     assert decided(one, two) == {"long": PruneReason("p", NOW + 3.0, NOW + 2.5)}
     lighter = report(outgoing("long", 2.0, 1500), s_a_token=2 * S_A_TOKEN, gateway="b")
     assert decided(one, lighter) == {}
+
+
+def test_instances_whose_kv_one_daemon_sends_share_its_port():
+    """Also those of another model. As long as no KV of theirs is on its way, nobody knows that they do."""
+    one = report(SHORT, LAST, s_a_token=2 * S_A_TOKEN)
+    two = report(LONG, s_a_token=2 * S_A_TOKEN, gateway="b", unit="q", model="n")
+    assert decided(one, two, left={"short": 1.0, "long": 1.0}) == {"long": PruneReason("q", NOW + 3.0, NOW + 2.5)}
+    assert decided(one, two, left={"short": 1.0}) == {}
 
 
 def test_a_prompt_that_waits_has_until_its_prefill_is_due_and_the_time_of_its_move():

@@ -334,12 +334,23 @@ def test_transfers_at_the_same_time_show_the_rate_of_their_port():
     assert together.move_s(("p", "d0"), 100) == pytest.approx(0.4)
 
 
-def test_a_port_is_idle_between_transfers_and_while_they_are_held_or_wait_for_their_prefill():
+def test_a_port_is_idle_between_transfers_and_while_they_wait_for_their_prefill():
     book = LinkBook(3, 2.0)
-    slow = MOVED._replace(seconds=1.0, held_s=0.5, waited_s=0.4, early_bytes=50_000)
+    slow = MOVED._replace(seconds=0.5, waited_s=0.4, early_bytes=50_000)
     for number in range(10):
         book.moved(("p", "d"), slow, 10.0 * number)
     assert book.port_s_a_token("p") == pytest.approx(0.001)
+
+
+def test_while_a_transfer_is_held_others_have_the_port():
+    """So two that are held for half of their time get half of it each."""
+    book = LinkBook(3, 2.0)
+    for number in range(10):
+        book.moved((f"p{number % 2}", "d"), MOVED._replace(seconds=0.2, held_s=0.1), 10.0 * number)
+    for number in range(10):
+        book.moved((f"p{number % 2}", "d"), MOVED._replace(seconds=0.2, held_s=0.1), 100.0 + 10.0 * number)
+    rates = [1.0 / (book.port_s_a_token(name) or 1.0) for name in ("p0", "p1")]
+    assert sum(rates) == pytest.approx(1000.0)
 
 
 def test_a_ports_rate_is_known_once_enough_transfers_were_measured_and_follows_the_newest():

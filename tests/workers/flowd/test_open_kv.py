@@ -8,7 +8,7 @@ from collections.abc import Mapping
 import pytest
 from django.conf import settings
 
-from controller.core.pruning import KvPort, ModelQueue, OutgoingKv, PrefillUnit, QueueReport
+from controller.core.pruning import KvPort, ModelQueue, OpenKv, OutgoingKv, PrefillUnit, QueueReport
 from controller.flow.coordinator import Coordinator, CoordinatorConfig
 from tests.waiting import until_on_loop
 from tests.workers.flowd.running import MB, serving
@@ -18,14 +18,14 @@ from workers import live
 from workers.flowd import report as flowd_report
 from workers.flowd.report import exchange, keep_reporting
 from workers.live import LiveState
-from workers.pruning import publish_report, read_left_shares
+from workers.pruning import publish_report, read_open_kv
 from workers.tasks import pruning
 
 pytestmark = pytest.mark.db
 
 
-async def left_shares() -> Mapping[str, float] | None:
-    return await asyncio.to_thread(lambda: live.run(read_left_shares()))
+async def open_kv() -> Mapping[str, OpenKv] | None:
+    return await asyncio.to_thread(lambda: live.run(read_open_kv()))
 
 
 async def test_of_each_request_what_is_left_of_its_open_kv_transfers(path, redis):
@@ -40,25 +40,25 @@ async def test_of_each_request_what_is_left_of_its_open_kv_transfers(path, redis
         raw.say(op="progress", id="one", left=100 * MB)
         await until_on_loop(lambda: any(each["left_bytes"] == 100 * MB for each in daemon.report("one")["flows"]))
         await exchange(daemon, redis, "one")
-        assert await left_shares() == {"r1": pytest.approx(5 / 8)}
+        assert await open_kv() == {"r1": OpenKv("one", pytest.approx(5 / 8))}
         raw.say(op="completion", id="one")
         raw.say(op="completion", id="two")
         await until_on_loop(lambda: not daemon.sends_kv)
         await exchange(daemon, redis, "one")
-        assert await left_shares() == {}
+        assert await open_kv() == {}
         raw.writer.close()
 
 
 async def test_daemons_that_order_nothing_or_are_silent_say_nothing(path, redis, monkeypatch):
-    assert await left_shares() is None
+    assert await open_kv() is None
     async with serving(path, "off") as daemon:
         await exchange(daemon, redis, "one")
-        assert await left_shares() is None
+        assert await open_kv() is None
     async with serving(path, "mfs") as daemon:
         await exchange(daemon, redis, "one")
-        assert await left_shares() == {}
+        assert await open_kv() == {}
         monkeypatch.setattr("workers.pruning.FRESH_S", 0.0)
-        assert await left_shares() is None
+        assert await open_kv() is None
 
 
 async def test_a_daemon_reports_more_often_while_it_sends_kv(path, redis, monkeypatch):
