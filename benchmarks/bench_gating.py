@@ -30,8 +30,6 @@ import os
 import re
 import secrets
 import statistics
-import subprocess
-import sys
 import tempfile
 import time
 import urllib.request
@@ -42,41 +40,31 @@ from typing import Any, NamedTuple
 
 import aiohttp
 
+from benchmarks.gating.engines import MODEL, daemon, fleet_of, seeded_fleet, tasks
 from benchmarks.load.generator import COMPLETIONS, gateway_target, run_plan
 from benchmarks.load.scoring import Score, score
 from benchmarks.load.trials import Bench, note, wait_idle
-from benchmarks.load.workloads import Task, burst
+from benchmarks.load.workloads import burst
 from benchmarks.machine.network import NETWORK, SecondHost, network_missing, second_host
 from benchmarks.servers.engines import (
     CONTEXT_TOKENS,
     MAX_NUM_SEQS,
     MODEL_NAME,
     PLUGIN_ENVIRONMENT,
-    ROOT,
     RunningEngine,
     connector_arguments,
-    prefer,
-    reference_engines,
     stop_on_sigterm,
     vllm_missing,
     vllm_servers,
 )
 from benchmarks.servers.stack import ClassSpec, Stack, StackFleet
 from benchmarks.stories import promoted
-from controller.core.types import Targets
-from controller.simulator.workloads.arrivals import Lengths
 from workers.backends.vllm import REMOTE_DECODE
-from workers.engine.profiles import load_profile
 from workers.supervisor.ports import free_port
 from workers.vllm_plugin.hints import PluginHints, hint_fields
 
-POLICY, MODEL, PROFILE = "slackline", "qwen2.5-7b", "qwen2.5-7b-a100"
-ROLES = ("prefill", "prefill", "decode", "decode")
-LAYERS, LAYER_TOKEN_BYTES = 28, 128  # 3.6 kB a token: slow enough for the link to be what limits, not two cores
-SEQS, CONTEXT, KV_TOKENS = 64, 8192, 262_144
-CHUNK = 1024  # tokens of a step, so that questions do not wait for whole documents to be prefilled
+POLICY = "slackline"
 FIRST_SEED, WITNESSES, WITNESS_TOKENS = 700, 8, 12
-DAEMON_S = 20.0
 METRIC = re.compile(r"(?m)^slackline[_:](kv_\w+?)(?:_total)?(?:\{[^}]*\})? ([0-9.e+]+)$")
 MODES = {"off": "", "on": "mfs"}
 FOUND_S = 3.0  # until a server has found its daemon, or noticed that it is gone
@@ -105,68 +93,7 @@ LOADS = {
 }
 
 
-def tasks(question_s: float, document_s: float, share: float = 1.0, tpot_s: float = 0.2) -> tuple[Task, ...]:
-    """Questions and documents with these TTFT targets. `share`: of the lengths of prompts."""
-
-    def prompts(mean: float, spread: float, least: int, most: int) -> Lengths:
-        return Lengths(share * mean, share * spread, round(share * least), round(share * most), "lognormal")
-
-    return (
-        Task("question", Targets(question_s, tpot_s, None, 3600.0), prompts(200, 60, 64, 600), Lengths(16, 4, 4, 40)),
-        Task("document", Targets(document_s, tpot_s, None, 3600.0), prompts(2400, 800, 800, 6000),
-             Lengths(16, 4, 4, 40)),
-    )  # fmt: skip
-
-
 # ---- engines --------------------------------------------------------------------------------------------------------
-
-
-@contextlib.contextmanager
-def daemon(folder: Path, policy: str, gbit: float, redis_url: str = "") -> Iterator[dict[str, str]]:
-    """A transfer daemon of the prefill engines' host, and the environment with which engines ask it; empty without.
-    `redis_url`: to which it reports, "" if it does not."""
-    if not policy:
-        yield {}
-        return
-    socket = {"FLOW_SOCKET": str(folder / "flowd.sock")}
-    env = {**os.environ, **socket, "FLOW_POLICY": policy, "FLOW_LINK_GBPS": str(gbit), "REDIS_URL": redis_url}
-    command = [sys.executable, "-m", "workers.flowd"]
-    process = subprocess.Popen(command, env=env, cwd=ROOT, stderr=subprocess.DEVNULL, start_new_session=True)
-    prefer(process.pid)
-    try:
-        deadline = time.monotonic() + DAEMON_S
-        while not Path(socket["FLOW_SOCKET"]).exists():
-            if process.poll() is not None or time.monotonic() > deadline:
-                raise RuntimeError("the transfer daemon did not start")
-            time.sleep(0.05)
-        yield socket
-    finally:
-        process.terminate()
-        process.wait(10.0)
-
-
-@contextlib.contextmanager
-def fleet_of(folder: Path, policy: str, gbit: float, host: SecondHost) -> Iterator[list[RunningEngine]]:
-    """As `engines_of`, with a daemon of this policy."""
-    with daemon(folder, policy, gbit) as asked, engines_of(folder, asked, host) as engines:
-        yield engines
-
-
-@contextlib.contextmanager
-def engines_of(folder: Path, asked: Mapping[str, str], host: SecondHost) -> Iterator[list[RunningEngine]]:
-    """Two engines that prefill here, and two that decode on the second host. `asked`: the environment with which the
-    first two ask a daemon."""
-    options = (
-        *("--model", MODEL, "--profile", PROFILE, "--max-num-seqs", str(SEQS), "--max-model-len", str(CONTEXT)),
-        *("--kv-blocks", str(KV_TOKENS // 16), "--max-num-batched-tokens", str(CHUNK), "--no-enable-prefix-caching"),
-        *("--kv-layers", str(LAYERS), "--kv-token-bytes", str(LAYER_TOKEN_BYTES)),
-    )
-    logs = folder / "logs"
-    with (
-        reference_engines(2, logs / "prefill", *options, environment=asked, host=host.here) as prefill,
-        reference_engines(2, logs / "decode", *options, host=host.there, before=host.command) as decode,
-    ):
-        yield [*prefill, *decode]
 
 
 def totals(urls: Sequence[str]) -> dict[str, float]:
@@ -191,14 +118,6 @@ class Loaded(NamedTuple):
     moved: dict[str, float]
     dropped: int
     story: Sequence[str] = ()
-
-
-def seeded_fleet(urls: Sequence[str], kinds: Sequence[Task], drop_budget: float = 0.0) -> StackFleet:
-    classes = [ClassSpec(task.name, task.targets.ttft_s, task.targets.tpot_s) for task in kinds]
-    coefficients = load_profile(PROFILE).coefficients._asdict()
-    return StackFleet(
-        MODEL, urls, "reference", SEQS, classes, coefficients, CONTEXT, KV_TOKENS, ROLES, drop_budget=drop_budget
-    )
 
 
 def loaded(args: argparse.Namespace, policy: str, seeds: Sequence[int], host: SecondHost) -> Loaded:

@@ -28,7 +28,7 @@ from typing import Any, NamedTuple
 import psycopg
 import redis
 
-from benchmarks import bench_gating
+from benchmarks.gating.engines import daemon, engines_of, seeded_fleet, tasks
 from benchmarks.load.generator import drive, gateway_target
 from benchmarks.load.workloads import Task, sustained
 from benchmarks.machine.network import NETWORK, network_missing, second_host
@@ -204,15 +204,15 @@ def run() -> list[str]:
 
 
 def run_over_a_link() -> list[str]:
-    kinds = bench_gating.tasks(*LINK_TTFT_S)
+    kinds = tasks(*LINK_TTFT_S)
     with ExitStack() as exits:
         host = exits.enter_context(second_host(LINK_GBIT))
         folder = Path(exits.enter_context(tempfile.TemporaryDirectory(prefix="pruned-", dir="/tmp")))
         asked = {"FLOW_SOCKET": str(folder / "flowd.sock")}
-        engines = exits.enter_context(bench_gating.engines_of(folder, asked, host))
-        seeded = bench_gating.seeded_fleet([engine.url for engine in engines], kinds, DROP_BUDGET)
+        engines = exits.enter_context(engines_of(folder, asked, host))
+        seeded = seeded_fleet([engine.url for engine in engines], kinds, DROP_BUDGET)
         stack = exits.enter_context(Stack(folder, seeded))
-        exits.enter_context(bench_gating.daemon(folder, "mfs", LINK_GBIT, stack.environment["REDIS_URL"]))
+        exits.enter_context(daemon(folder, "mfs", LINK_GBIT, stack.environment["REDIS_URL"]))
         gateway = exits.enter_context(stack.gateway())
         exits.enter_context(coordinating(stack))
         plan = sustained(kinds, LINK_RATE, 0, LINK_S)

@@ -85,7 +85,9 @@ async def test_what_is_recorded_of_a_hostile_request_can_be_stored():
 
     async with TestBed() as bed:
         bed.every(Script())
-        body = completion(metadata={"workflow_id": f"w{NUL}1", "stage": NUL}, request_id=NUL)
-        assert (await bed.ask(body)).status == 200
+        for field, value in (("workflow_id", f"w{NUL}1"), ("stage", NUL)):
+            answer = await bed.ask(completion(metadata={"workflow_id": "w", field: value}))
+            assert (answer.status, answer.error["param"]) == (400, f"metadata.{field}")
+        assert (await bed.ask(completion(metadata={"note": NUL}, request_id=NUL))).status == 200
         (record,) = bed.sink.records
         assert not any(NUL in value for value in _row(record) if isinstance(value, str))
