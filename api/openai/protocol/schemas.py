@@ -160,8 +160,9 @@ def parse_body(
     _numbers(body)
     _single_choice(body)
     workflow, stage, key, parents, state_ref = _metadata(body)
-    if asked.workflow_deadline is not None and not workflow:
-        raise wrong("workflow_deadline", "needs metadata.workflow_id, which says which requests share it")
+    for field in ("workflow_deadline", "workflow_steps_left"):
+        if getattr(asked, field) is not None and not workflow:
+            raise wrong(field, "needs metadata.workflow_id, which says which requests share it")
     max_tokens = _max_tokens(body, chat)
     tokens, texts = (0, _messages(body)) if chat else _prompt(body)
     messages = len(body["messages"]) if chat else 0

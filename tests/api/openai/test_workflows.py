@@ -224,6 +224,7 @@ async def test_after_a_redis_hung_each_request_is_counted_once(redis_server):
     ("body", "field"),
     [
         (completion(workflow_deadline=5), "workflow_deadline"),
+        (completion(workflow_steps_left=2), "workflow_steps_left"),
         (call(workflow_deadline=0), "workflow_deadline"),
         (call(workflow_deadline=-3), "workflow_deadline"),
         (call(workflow_deadline="soon"), "workflow_deadline"),
