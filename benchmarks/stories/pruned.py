@@ -100,10 +100,11 @@ def _clock(at: datetime) -> str:
 
 def _overload(decision: PruningDecision) -> Iterator[str]:
     inputs = decision.inputs
+    gateways = len(inputs["gateways"])
     yield (
         f"Decision {decision.id} (pruning, {_clock(decision.at)} UTC): up to {inputs['most_waiting']} requests waited "
-        f"at {len(inputs['gateways'])} gateways. Within {inputs['seconds']:.1f} s {inputs['pruned']} requests were "
-        f"pruned, with a drop budget of {inputs['drop_budget']:.0%}."
+        f"at {gateways} gateway{'s' * (gateways != 1)}. Within {inputs['seconds']:.1f} s {inputs['pruned']} requests "
+        f"were pruned, with a drop budget of {inputs['drop_budget']:.0%}."
     )
 
 

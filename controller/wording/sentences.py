@@ -143,8 +143,7 @@ SENTENCES: dict[tuple[str, str], str] = {
     ("sessions_ended", "person_asked"): "{actor} ended {sessions} of the sessions of {subject}",
     # pruning
     ("pruning", "others_in_time"): (
-        "{actor} pruned {pruned} waiting requests, so that others are in time, and restored {returned}, within "
-        "{seconds:g} s"
+        "{actor} pruned {pruned} requests, so that others are in time, and restored {returned}, within {seconds:g} s"
     ),
     (
         "pruning",

@@ -42,7 +42,7 @@ def test_an_operator_switches_pruning_on_and_back(visit, trouble):
     trouble.expected = ("422",)
     page = visit("operator", "/flows/")
     part = page.locator("[data-part=flows]")
-    expect(part).to_contain_text("Waiting requests are not pruned.")
+    expect(part).to_contain_text("Requests are not pruned.")
     part.get_by_role("link", name="a drop budget").click()
     page.get_by_label("Drop budget").fill("120")
     page.get_by_role("button", name="Save").click()

@@ -120,7 +120,7 @@ def test_a_pruned_request_is_followed_to_its_outcome(stack, visit):
     expect(part).to_contain_text("No request is pruned now.")
     with second_gateway(stack.pid("gateway"), stack.folder / "logs" / "second.log") as second:
         with overloaded(stack, [stack.gateway, second]):
-            expect(part).to_contain_text(re.compile(r"\d+ of \d+ waiting requests of 2 gateways are served last now"))
+            expect(part).to_contain_text(re.compile(r"\d+ of \d+ requests that .* at 2 gateways, are served last now"))
             row = part.locator("tr", has=page.locator("a.mono")).first
             expect(row).to_be_visible(timeout=30_000)
         expect(part).to_contain_text("No request is pruned now.", timeout=30_000)

@@ -309,7 +309,7 @@ async def test_the_job_prunes_and_writes_one_decision_for_what_happened(monkeypa
         assert decision.inputs["by_instance"] == {"e1": 2}
         assert decision.inputs["gateways"] == ["gw-a", "gw-b"]
         assert set(decision.inputs["requests"]) <= set(pruned(one, two))
-        assert message_of(decision)["sentence"].startswith("coordinator pruned 2 waiting requests, so that")
+        assert message_of(decision)["sentence"].startswith("coordinator pruned 2 requests, so that")
 
 
 async def told():

@@ -56,7 +56,7 @@ def test_orders_in_force_are_counted(viewer):
     reasons = {name: PruneReason("e1", 5.0, 4.0) for name in ("a", "b")}
     live.run(publish_orders(reasons, time.time(), 9, 3, ["gw-a", "gw-b"]))
     text = shown(viewer)
-    assert "2 of 9 waiting requests of 2 gateways are served last now" in text
+    assert "2 of 9 requests that wait or whose KV is being sent, at 2 gateways, are served last now" in text
     assert "Drop budget 25" in text
 
 
