@@ -110,7 +110,7 @@ class QueueBounds:
     share: float = 0.5
 
 
-CALLS_A_MINUTE = 6_000  # on stored responses, of one tenant
+CALLS_A_MINUTE = 6_000  # on stored responses and workflows, of one tenant
 READ_AT_ONCE = 2  # large bodies of a tenant; the others wait at their clients
 # Of the memory for bodies: a tenant that holds no more always finds room in the last quarter, so that large bodies of
 # others do not shut it out. It is also all that a tenant may hold whose quota is used up.
@@ -230,12 +230,12 @@ class Quotas:
         usage.active += 1
 
     def call(self, tenant: str, now: float) -> None:
-        """Count a call that asks for no tokens, as one on a stored response. It takes nothing of the tenant's quotas.
-        Raises ApiError, and counts nothing, where the tenant has called too often."""
+        """Count a call that asks for no tokens, as one on a stored response or a workflow. It takes nothing of the
+        tenant's quotas. Raises ApiError, and counts nothing, where the tenant has called too often."""
         usage = self._usage.setdefault(tenant, _Usage())
         usage.calls = calls = _bucket(usage.calls, CALLS_A_MINUTE, now) or Bucket(CALLS_A_MINUTE, now)
         if (wait := calls.wait_for(1)) > 0:
-            told = f"Over the limit of {CALLS_A_MINUTE} calls a minute on stored responses."
+            told = f"Over the limit of {CALLS_A_MINUTE} calls a minute on stored responses and workflows."
             raise ApiError("rate_limit_exceeded", told, retry_after_s=wait)
         calls.level -= 1
 

@@ -63,6 +63,8 @@ async def one(gateway: Gateway, scope: Scope, receive: Receive, send: Send) -> N
     name, method = scope["path"][len(WORKFLOWS) + 1 :], scope["method"]
     if len(name) > LONGEST:
         raise ApiError("not_found", UNKNOWN)
+    if not (method == "POST" and name.endswith((FORK, STEPS))):  # those count as requests
+        gateway.quotas.call(caller.tenant.name, gateway.clock())
     if method == "GET":
         found = await gateway.workflows.read(caller.tenant.name, name)
     elif method == "POST" and name.endswith(CANCEL):

@@ -163,7 +163,8 @@ ERROR_CODES: dict[int, dict[str, str]] = {
         "it again."
     },
     429: {
-        "rate_limit_exceeded": "A quota of the tenant or its share of the queue is used up, or the queue is full.",
+        "rate_limit_exceeded": "A quota of the tenant or its share of the queue is used up, the queue is full, or "
+        "calls on stored responses and workflows come too often.",
         "slo_infeasible": "No instance can meet the targets, not even if it is sent now.",
     },
     499: {"cancelled": "An operator cancelled the request in the queue, or its workflow was cancelled."},
@@ -471,14 +472,14 @@ WORKFLOW_PATHS: Fragment = {
     },
     "/v1/workflows/{id}": {
         "get": _workflow(
-            "data_path_workflow_get", "Read a workflow", (401, 403, 404, 405, 503), parameters=[_WORKFLOW_ID]
+            "data_path_workflow_get", "Read a workflow", (401, 403, 404, 405, 429, 503), parameters=[_WORKFLOW_ID]
         )
     },
     "/v1/workflows/{id}/cancel": {
         "post": _workflow(
             "data_path_workflow_cancel",
             "Cancel a workflow: its requests end at every gateway, and later ones are refused",
-            (401, 403, 404, 405, 503),
+            (401, 403, 404, 405, 429, 503),
             parameters=[_WORKFLOW_ID],
         )
     },
@@ -498,7 +499,7 @@ WORKFLOW_PATHS: Fragment = {
             "data_path_workflow_steps_forget",
             "Forget the answers that are kept of a workflow's steps",
             {"200": shown("How many were deleted.", FORGOTTEN_STEPS)},
-            (401, 403, 405, 503),
+            (401, 403, 405, 429, 503),
             parameters=[_WORKFLOW_ID],
         ),
     },
@@ -517,7 +518,7 @@ WORKFLOW_PATHS: Fragment = {
             "data_path_workflow_branch_end",
             "End a branch; after the last one of a fork its KV is freed",
             {"200": shown("It has ended.", ENDED_BRANCH)},
-            (401, 403, 404, 405, 503),
+            (401, 403, 404, 405, 429, 503),
             parameters=[_WORKFLOW_ID, {**_WORKFLOW_ID, "name": "branch"}],
         )
     },

@@ -49,6 +49,23 @@ def of_workflow(record):
     return next(step for step in record.decisions if step["kind"] == "workflow")
 
 
+# ---- how often ------------------------------------------------------------------------------------------------------
+
+
+async def test_a_tenant_reads_cancels_and_forgets_at_a_bounded_rate(monkeypatch):
+    """Whoever polls too often is told when to come again; its requests and steps go on."""
+    monkeypatch.setattr("api.openai.tenants.CALLS_A_MINUTE", 2)
+    async with gateway() as bed:
+        await begin(bed, id="w1")
+        assert [(await read(bed)).status for _ in range(2)] == [200, 200]
+        below = (("", "GET"), ("/cancel", "POST"), ("/steps", "DELETE"), ("/branches/b1", "DELETE"))
+        for rest, method in below:
+            refused = await bed.ask(b"", f"/v1/workflows/w1{rest}", method=method)
+            assert (refused.status, refused.error["code"]) == (429, "rate_limit_exceeded"), rest
+            assert 1 <= int(refused.headers["retry-after"]) <= 30
+        assert (await bed.ask(completion(metadata={"workflow_id": "w1"}))).status == 200
+
+
 # ---- begun and read -------------------------------------------------------------------------------------------------
 
 
