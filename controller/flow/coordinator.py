@@ -183,16 +183,17 @@ class _Link(NamedTuple):
 
 
 def _links(shares: Iterable[_Share], sent: Mapping[str, OpenKv]) -> list[_Link]:
-    """Instances whose KV one daemon sends share its port; one of which no KV is on its way has its own. What each gets
-    while the others send adds up to the port's rate.
+    """Instances whose KV one daemon sends share its port. What each gets while the others send adds up to the port's
+    rate. One of whose KV no daemon speaks is left out: its host may have none, and then nobody can send KV last.
 
     KV counts with what is still to be sent: counted whole, KV of which most has gone makes those behind it look late.
     """
     by_host: defaultdict[str, list[_Share]] = defaultdict(list)
     for share in shares:
         if share.unit.port is not None:
-            found = (sent[row.id].host for row in share.unit.port.outgoing if row.id in sent)
-            by_host[next(found, f"of {share.unit.id}")].append(share)
+            host = next((sent[row.id].host for row in share.unit.port.outgoing if row.id in sent), None)
+            if host is not None:
+                by_host[host].append(share)
     links = []
     for there in by_host.values():
         ports = [(share.unit.id, share.unit.port) for share in there if share.unit.port is not None]

@@ -34,9 +34,10 @@ def report(*kv, rows=(), s_a_token=S_A_TOKEN, move_s=0.0, gateway="a", unit="p",
     return QueueReport(gateway, NOW, [ModelQueue(model, list(rows), [made])])
 
 
-def decided(*reports, left=None, budget=1.0):
-    """`left`: what one daemon says of the KV of requests."""
-    sent = {name: OpenKv("host", share) for name, share in (left or {}).items()}
+def decided(*reports, left=None, budget=1.0, host="host"):
+    """`left`: of KV of which part has gone. One daemon speaks of all KV."""
+    kv = [row.id for each in reports for queue in each.queues for unit in queue.units for row in unit.port.outgoing]
+    sent = {name: OpenKv(host, (left or {}).get(name, 1.0)) for name in kv}
     return Coordinator(CoordinatorConfig(budget)).decide(reports, NOW, sent).scavengers
 
 
@@ -68,11 +69,18 @@ def test_what_two_gateways_get_of_a_port_adds_up_to_its_rate():
 
 
 def test_instances_whose_kv_one_daemon_sends_share_its_port():
-    """Also those of another model. As long as no KV of theirs is on its way, nobody knows that they do."""
+    """Also those of another model."""
     one = report(SHORT, LAST, s_a_token=2 * S_A_TOKEN)
     two = report(LONG, s_a_token=2 * S_A_TOKEN, gateway="b", unit="q", model="n")
-    assert decided(one, two, left={"short": 1.0, "long": 1.0}) == {"long": PruneReason("q", NOW + 3.0, NOW + 2.5)}
-    assert decided(one, two, left={"short": 1.0}) == {}
+    assert decided(one, two) == {"long": PruneReason("q", NOW + 3.0, NOW + 2.5)}
+    apart = {"short": OpenKv("here", 1.0), "last": OpenKv("here", 1.0), "long": OpenKv("there", 1.0)}
+    assert not Coordinator(CoordinatorConfig(1.0)).decide([one, two], NOW, apart).scavengers
+
+
+def test_a_host_without_a_daemon_is_left_out_though_others_have_one():
+    """Nobody could send its KV last, or says how much of it has gone."""
+    elsewhere = {"another": OpenKv("host", 1.0)}
+    assert not Coordinator(CoordinatorConfig(1.0)).decide([report(SHORT, LONG, LAST)], NOW, elsewhere).scavengers
 
 
 def test_a_prompt_that_waits_has_until_its_prefill_is_due_and_the_time_of_its_move():
@@ -97,7 +105,8 @@ def test_what_is_pruned_for_the_link_counts_in_the_budget_for_computing():
     """Both of the prompts that wait are too much for the link. Half of what waits may be pruned: no third one, though
     computing has no room for it either."""
     rows = [WaitingPrefill(name, NOW + 2.0, 0.9, 2048, 0.0) for name in ("w1", "w2", "w3", "w4")]
-    found = decided(report(rows=rows[:2]), report(rows=rows[2:], gateway="b"), budget=0.5)
+    kv = outgoing("kv", 5.0, 1, exempt=True)
+    found = decided(report(kv, rows=rows[:2]), report(rows=rows[2:], gateway="b"), budget=0.5)
     assert len(found) == 2
 
 

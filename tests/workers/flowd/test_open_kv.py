@@ -101,6 +101,8 @@ async def test_of_two_transfers_that_the_link_cannot_carry_in_time_one_is_pruned
         for name in ("r1", "r2"):
             wanted = submitted(id=name, requests=[name], size_bytes=400 * MB, due_in_s=50.0)
             assert (await raw.asked(**wanted))["event"] == "permit"
+        assert await decided() == set(), "the daemon has not reported them yet"
+        await exchange(daemon, redis, "one")
         assert await decided() == {"r2"}
         await until_on_loop(lambda: going(daemon) == ["r1"])
         raw.say(op="progress", id="r2", left=40 * MB)
