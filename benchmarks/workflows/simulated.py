@@ -87,12 +87,16 @@ def experiment(
     duration_s: float,
     overrides: Mapping[str, Any],
     targets: WorkflowTargets = TARGETS,
+    profile: Mapping[str, float] = PROFILE,
+    believed: Mapping[str, float] | None = None,
 ) -> ExperimentPlan:
-    """Raises ConfigError for an unknown policy or setting."""
+    """`profile`: true step times; `believed`: those that slackline starts from, if others. Raises ConfigError for an
+    unknown policy or setting."""
     raw = {
         "name": "workflows on two vLLM",
         "instances": {
-            "count": 2, "profile": PROFILE, "kv_tokens": KV_TOKENS, "max_num_seqs": MAX_NUM_SEQS,
+            "count": 2, "profile": dict(profile), "believed": dict(believed or profile), "kv_tokens": KV_TOKENS,
+            "max_num_seqs": MAX_NUM_SEQS,
             "max_num_batched_tokens": 2048, "max_model_len": CONTEXT_TOKENS,
         },
         "policies": [
@@ -165,6 +169,15 @@ def over_best(row: Mapping[str, Mapping[str, Any]]) -> float | None:
     return round(float(row["slackline"]["workflow_attainment"]) / max(others), 3)
 
 
+def _numbers(profile: Mapping[str, float]) -> str:
+    return ",".join(f"{each:g}" for each in profile.values())
+
+
+def _profile(words: str) -> dict[str, float]:
+    """Raises ValueError for anything but as many numbers as PROFILE has."""
+    return dict(zip(PROFILE, map(float, words.split(",")), strict=True))
+
+
 def parse(words: Sequence[str] | None = None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(
         prog="python -m benchmarks.workflows.simulated", description=(__doc__ or "").splitlines()[0]
@@ -176,6 +189,8 @@ def parse(words: Sequence[str] | None = None) -> argparse.Namespace:
     parser.add_argument(
         "--targets", default=",".join(map(str, TARGETS)), help="TTFT, TBT and the deadline of a stage, seconds"
     )
+    parser.add_argument("--profile", default=_numbers(PROFILE), help=f"true step times: {', '.join(PROFILE)}")
+    parser.add_argument("--believed", help="the same six numbers, as slackline believes them at first")
     parser.add_argument("--policies", default=",".join(POLICIES), help="comma-separated")
     parser.add_argument("--overrides", default="{}", help='settings of slackline, as {"pacing": {"patience": 0.5}}')
     parser.add_argument("--hindsight", action="store_true", help="and what refusing the right workflows would keep")
@@ -188,6 +203,11 @@ def parse(words: Sequence[str] | None = None) -> argparse.Namespace:
         targets = WorkflowTargets(*(float(each) for each in arguments.targets.split(",")))
     except (TypeError, ValueError):
         parser.error("--targets: three numbers of seconds, comma-separated")
+    try:
+        profile = _profile(arguments.profile)
+        believed = _profile(arguments.believed) if arguments.believed else None
+    except ValueError:
+        parser.error(f"--profile and --believed: {len(PROFILE)} numbers, comma-separated")
     if arguments.seeds < 1 or arguments.seconds <= 0 or min(*arguments.rates, *targets) <= 0:
         parser.error("--seeds must be at least 1, --seconds, --rates and --targets above 0")
     try:
@@ -196,7 +216,7 @@ def parse(words: Sequence[str] | None = None) -> argparse.Namespace:
         policies = arguments.policies.split(",")
         if arguments.hindsight and "slackline" not in policies:
             parser.error("--hindsight needs slackline among --policies")
-        arguments.plan = experiment(policies, seeds, arguments.seconds, arguments.overrides, targets)
+        arguments.plan = experiment(policies, seeds, arguments.seconds, arguments.overrides, targets, profile, believed)
     except (ValueError, ConfigError) as error:
         parser.error(f"--policies or --overrides: {error}")
     return arguments

@@ -17,13 +17,14 @@ from weakref import WeakKeyDictionary
 
 from controller.core.errors import ConfigError
 from controller.core.registry import Registry
-from controller.dispatch.lane import Lane, guessed, step_beside
+from controller.dispatch.lane import DecodeStep, Lane, guessed, step_beside
 from controller.dispatch.queue import Entry
 from controller.dispatch.shadow_state import ShadowInstance
 
 MOST_MISSING = 1  # see `spares`
 NEAR = 0.85  # of a TPOT: a longer step leaves too little for the prompts that come between
 SPARE_AGAIN_S = 0.05  # two decode steps: until answers are looked at again, if none comes or goes
+MOST_PREFILLING = 0.9  # share of an instance's time: what is left then, decodes get however many prompts come
 
 
 class RecentDemand(NamedTuple):
@@ -106,9 +107,15 @@ def too_slow(entry: Entry, instance: ShadowInstance, step_s: float) -> bool:
     return request.output_tokens > 1 and step_s > tpot_s >= instance.latency.decode(1, request.prompt_tokens)
 
 
+def token_s(step: DecodeStep, now: float) -> float:
+    """Seconds between two tokens there: one decode step, and what prompts took of the instance's time lately."""
+    return step.seconds / (1.0 - min(MOST_PREFILLING, step.instance.prefilling(now)))
+
+
 def joins_others(entry: Entry, instance: ShadowInstance, lane: Lane, step_s: float, margin: float, now: float) -> bool:
     """Whether an able instance that has more to do should have the request: its steps here (`step_s`) would be near the
-    tightest TPOT of recent traffic, and it has time for steps that are `margin` times those of the other."""
+    tightest TPOT of recent traffic, and it has time for tokens that take `margin` times as long as those of the
+    other."""
     targets, tight_s = entry.request.targets, lane.paces.tightest(now, default=math.inf)
     if targets.tpot_s * NEAR <= tight_s or step_s <= NEAR * tight_s:
         return False
@@ -119,7 +126,7 @@ def joins_others(entry: Entry, instance: ShadowInstance, lane: Lane, step_s: flo
     here = instance.outstanding
     return any(
         step.outstanding > here
-        and margin * step.seconds <= pace_s
+        and margin * token_s(step, now) <= pace_s
         and step.instance is not instance
         and lane.able(entry, step.instance)
         for step in lane.steps()
@@ -319,12 +326,12 @@ class Backlog:
     one; `few_queued` 1.5: while at most so many requests an instance wait and no other gateway sends there, no stream
     of prefills follows, and that time bounds them alone; who cannot wait `most_s` may go alone (decision 266).
     `patience` 0.3: meanwhile, who has more than that share of its time left waits for an instance where no TPOT is
-    missed for it; `margin` 1.5: who has time for that many times the steps of a busier one goes there (decision 280).
-    `near` 0.6: where a step takes more than that share of the tightest TPOT of recent traffic, sequences make answers
-    late and not prefills: what holds for a short queue holds for a long one too, `near_share` 0.8 takes the place of
-    `share`, and hopeless requests go to idle instances only (decision 291). `doubt` 0.45: a step whose
-    workflow is late if steps are that share of what they are where most runs, compared to alone, waits for an idle
-    instance or for shorter steps (decision 304).
+    missed for it (decision 280); `margin` 2.5: who has time for that many times what a token takes on a busier one goes
+    there (decision 321). `near` 0.6: where a step takes more than that share of the tightest TPOT of recent traffic,
+    sequences make answers late and not prefills: what holds for a short queue holds for a long one too, `near_share`
+    0.8 takes the place of `share`, and hopeless requests go to idle instances only (decision 291). `doubt` 0.45: a step
+    whose workflow is late if steps are that share of what they are where most runs, compared to alone, waits for an
+    idle instance or for shorter steps (decision 304).
     """
 
     name: ClassVar[str] = "backlog"
@@ -339,7 +346,7 @@ class Backlog:
         stall_share: float = 0.4
         few_queued: float = 1.5
         patience: float = 0.3
-        margin: float = 1.5
+        margin: float = 2.5
         near: float = 0.6
         doubt: float = 0.45
         near_share: float = 0.8

@@ -95,7 +95,21 @@ def test_one_that_is_due_soon_goes_where_steps_are_shorter():
     assert arrive(*with_name(crowded(margin=4.0), "due"), **due) == [("due", "a")], (
         "a step may not take four times that"
     )
-    assert arrive(*with_name(crowded(), "due"), **due) == [("due", "b")]
+    assert arrive(*with_name(crowded(margin=1.5), "due"), **due) == [("due", "b")]
+
+
+def test_what_prompts_take_of_an_instances_time_makes_its_tokens_slower():
+    """Decision 321: an answer among many gets a step only between two prompts."""
+    due = {**LOOSE, "deadline": FIRST_S + LOOSE["output"] * 3 * STEP}
+    dispatcher, now = crowded(margin=1.5)
+    prompt_s = SPEED.prefill_a + SPEED.prefill_b * 2000
+    for index in range(30):
+        arrived = request(f"prompt{index}", arrival=now, prompt=2000, **{**LOOSE, "output": 1})
+        assert sends(dispatcher.handle([ev.Arrived(arrived)], now)) == [(f"prompt{index}", "b")]
+        now += prompt_s
+        dispatcher.handle([ev.FirstToken(f"prompt{index}"), ev.Finished(f"prompt{index}", 1)], now)
+    assert arrive(dispatcher, "due", now, **due) == [("due", "a")]
+    assert arrive(dispatcher, "other", now + 20.0, **due) == [("other", "b")], "that was long ago"
 
 
 def test_a_step_has_the_time_that_later_ones_of_its_workflow_can_make_up_for():
