@@ -7,13 +7,14 @@ bandwidth of 1).
 
 from __future__ import annotations
 
-import heapq
 import itertools
+import operator
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from controller.core.errors import ConfigError
+from controller.flow.feasibility import RankedBatches, prune
 
 Load = Mapping[str, float]  # by port
 
@@ -61,10 +62,11 @@ def effective_deadline(deadlines: Sequence[float]) -> EffectiveDeadline:
     ordered = sorted(deadlines)
     if not ordered:
         raise ValueError("no deadlines")
-    gaps = [later - earlier for earlier, later in itertools.pairwise(ordered)]
-    if not gaps or max(gaps) <= 0:
+    gaps = list(map(operator.sub, ordered[1:], ordered))
+    widest = max(gaps, default=0.0)
+    if widest <= 0:
         return EffectiveDeadline(ordered[0], ordered[0])
-    tight = gaps.index(max(gaps)) + 1
+    tight = gaps.index(widest) + 1
     share = tight / len(ordered)
     loose = ordered[tight]
     return EffectiveDeadline(share * ordered[0] + (1 - share) * loose, loose)
@@ -119,169 +121,61 @@ def order_batches(
         ((effective_deadline([r.deadline for r in batch.requests]), batch) for batch in batches),
         key=lambda pair: (pair[0].red, pair[1].id),
     )
-    ahead: dict[str, float] = {}  # seconds of each port
-    computed_until: dict[str, float] = {}
-    candidates = _Candidates(bandwidth)
-    pruned: list[Pruned] = []
-    finish: dict[str, float] = {}
-    for deadline, batch in ranked:
-        own = _seconds(batch.requests, bandwidth)
-        if within_batch:
-            candidates = _Candidates(bandwidth)
-        for request in batch.requests:
-            candidates.add(batch, request)
-        computed = computed_until.get(batch.unit, now) + batch.compute_s
-        computed_until[batch.unit] = computed
-        check = _Check(batch, computed, deadline.loose, ahead, own, bandwidth)
-        if in_vain or not check.futile(candidates.exempt):
-            taken = check.prune(candidates, budget - len(pruned))
-            if taken and not in_vain and not check.saved(taken):
-                check.give_back(taken)
-                candidates.give_back()
-                taken = []
-            candidates.keep()
-            pruned += [each.why for each in taken]
-        finish[batch.id] = check.finish()[1]
-        for port, seconds in own.items():
-            ahead[port] = ahead.get(port, 0.0) + seconds
-    return BatchOrder(tuple(batch.id for _, batch in ranked), tuple(pruned), finish)
+    owners = [batch for _, batch in ranked for _ in batch.requests]
+    requests = [request for _, batch in ranked for request in batch.requests]
+    ports, loads = _loads(requests, bandwidth)
+    found = prune(_columns(ranked, requests, loads, ports, now), budget, within_batch, in_vain)
+    pruned = []
+    for number, port, place, finish in found.cuts:
+        late = ranked[place]
+        reason = (ports[port], late[1].id, finish, late[0].loose)
+        pruned.append(Pruned(requests[number].id, owners[number].id, *reason))
+    order = tuple(batch.id for _, batch in ranked)
+    return BatchOrder(order, tuple(pruned), dict(zip(order, found.finish, strict=True)))
 
 
-class _Taken(NamedTuple):
-    """A pruned request, its batch, and why."""
-
-    owner: Batch
-    request: BatchRequest
-    why: Pruned
-
-
-@dataclass(frozen=True, slots=True)
-class _Check:
-    """Whether a batch is in time behind what is `ahead` of it, in seconds of each port. Pruning takes from `ahead` and
-    from its `own` seconds."""
-
-    batch: Batch
-    computed: float
-    loose: float
-    ahead: dict[str, float]
-    own: dict[str, float]
-    bandwidth: Mapping[str, float]
-
-    def finish(self) -> tuple[str, float]:
-        """The busiest port, and when the batch has finished."""
-        port, seconds = _busiest(self.ahead, self.own)
-        return port, self.computed + seconds
-
-    def futile(self, exempt: Mapping[str, float]) -> bool:
-        """Whether it would be too late without anything that may be pruned."""
-        return self.computed + _busiest(exempt, {})[1] > self.loose
-
-    def prune(self, candidates: _Candidates, most: int) -> list[_Taken]:
-        """Take out the heaviest on the busiest port, at most so many, until the batch is in time."""
-        taken: list[_Taken] = []
-        port, finish = self.finish()
-        while finish > self.loose and len(taken) < most:
-            heaviest = candidates.take(port)
-            if heaviest is None:
-                break  # nobody who may be pruned loads the bottleneck
-            owner, request = heaviest
-            why = Pruned(request.id, owner.id, port, self.batch.id, finish, self.loose)
-            taken.append(_Taken(owner, request, why))
-            _subtract(self._seconds_of(owner), request.load, self.bandwidth)
-            port, finish = self.finish()
-        return taken
-
-    def saved(self, taken: Sequence[_Taken]) -> bool:
-        """Whether the batch is in time now, with at least one of its requests."""
-        own = sum(each.owner is self.batch for each in taken)
-        return own < len(self.batch.requests) and self.finish()[1] <= self.loose
-
-    def give_back(self, taken: Sequence[_Taken]) -> None:
-        for each in taken:
-            total = self._seconds_of(each.owner)
-            for port, load in each.request.load.items():
-                total[port] = total.get(port, 0.0) + load / self.bandwidth[port]
-
-    def _seconds_of(self, owner: Batch) -> dict[str, float]:
-        return self.own if owner is self.batch else self.ahead
-
-
-class _Candidates:
-    """Requests that may be pruned, the largest load by value on a port first; of equal ones that which was added
-    first. `exempt`: seconds of each port for those that may not."""
-
-    def __init__(self, bandwidth: Mapping[str, float]) -> None:
-        self._bandwidth = bandwidth
-        self.exempt: dict[str, float] = {}
-        self._by_port: dict[str, list[tuple[float, int]]] = {}
-        self._entries: list[tuple[Batch, BatchRequest]] = []
-        self._taken: set[int] = set()
-        self._popped: list[tuple[str, tuple[float, int]]] = []  # since the last `keep` or `give_back`
-        self._lately: list[int] = []  # that were taken since
-
-    def add(self, batch: Batch, request: BatchRequest) -> None:
-        if request.exempt:
-            for port, load in request.load.items():
-                self.exempt[port] = self.exempt.get(port, 0.0) + load / self._bandwidth[port]
-            return
-        number, worth = len(self._entries), -max(request.value, 1e-6)
-        for port, load in request.load.items():
-            if load > 0:
-                heap = self._by_port.get(port)
-                if heap is None:
-                    heap = self._by_port[port] = []
-                heapq.heappush(heap, (load / worth, number))
-        self._entries.append((batch, request))
-
-    def take(self, port: str) -> tuple[Batch, BatchRequest] | None:
-        """Remove the heaviest on this port; None if there is none."""
-        heap = self._by_port.get(port, [])
-        while heap:
-            item = heapq.heappop(heap)
-            self._popped.append((port, item))
-            if item[1] not in self._taken:
-                self._taken.add(item[1])
-                self._lately.append(item[1])
-                return self._entries[item[1]]
-        return None
-
-    def keep(self) -> None:
-        """What was taken lately stays so."""
-        self._popped.clear()
-        self._lately.clear()
-
-    def give_back(self) -> None:
-        """What was taken lately may be pruned again."""
-        for port, item in self._popped:
-            heapq.heappush(self._by_port[port], item)
-        self._taken.difference_update(self._lately)
-        self.keep()
-
-
-def _seconds(requests: Sequence[BatchRequest], bandwidth: Mapping[str, float]) -> dict[str, float]:
-    """How long each port takes for these requests. Raises ConfigError for a port without bandwidth."""
-    total: dict[str, float] = {}
-    for request in requests:
+def _loads(
+    requests: Sequence[BatchRequest], bandwidth: Mapping[str, float]
+) -> tuple[list[str], list[dict[int, float]]]:
+    """The ports that they load, and of each its seconds by number of request. Raises ConfigError for one without
+    bandwidth."""
+    loads: dict[str, dict[int, float]] = {}
+    for number, request in enumerate(requests):
         for port, load in request.load.items():
             rate = bandwidth.get(port, 0.0)
             if not rate > 0:
                 raise ConfigError(f"port {port!r} has no bandwidth", field="bandwidth")
-            total[port] = total.get(port, 0.0) + load / rate
-    return total
+            loads.setdefault(port, {})[number] = load / rate
+    return list(loads), list(loads.values())
 
 
-def _busiest(ahead: Mapping[str, float], own: Mapping[str, float]) -> tuple[str, float]:
-    """The port that needs the most seconds for what goes before and the batch itself, and those seconds."""
-    worst = max(ahead, key=ahead.__getitem__, default="")
-    seconds = ahead.get(worst, 0.0)
-    for port, alone in own.items():
-        needed = alone + ahead.get(port, 0.0)
-        if needed > seconds:
-            worst, seconds = port, needed
-    return (worst, seconds) if seconds > 0 else ("", 0.0)
-
-
-def _subtract(total: dict[str, float], load: Load, bandwidth: Mapping[str, float]) -> None:
-    for port, part in load.items():
-        left = total.get(port, 0.0) - part / bandwidth[port]
-        total[port] = left if abs(left) > 1e-9 else 0.0
+def _columns(
+    ranked: Sequence[tuple[EffectiveDeadline, Batch]],
+    requests: Sequence[BatchRequest],
+    loads: Sequence[Mapping[int, float]],
+    names: Sequence[str],
+    now: float,
+) -> RankedBatches:
+    numbers = {name: number for number, name in enumerate(names)}
+    ports = [[numbers[port] for port in request.load] for request in requests]
+    ends = list(itertools.accumulate(len(batch.requests) for _, batch in ranked))
+    computed_until: dict[str, float] = {}
+    computed, needs = [], []
+    for (_, batch), end in zip(ranked, ends, strict=True):
+        computed_until[batch.unit] = computed_until.get(batch.unit, now) + batch.compute_s
+        computed.append(computed_until[batch.unit])
+        own = [0.0] * max(1, len(names))
+        for request in range(end - len(batch.requests), end):
+            for port in ports[request]:
+                own[port] += loads[port][request]
+        needs.append(own)
+    return RankedBatches(
+        ends,
+        computed,
+        [deadline.loose for deadline, _ in ranked],
+        needs,
+        ports,
+        [request.value for request in requests],
+        loads,
+        [number for number, request in enumerate(requests) if request.exempt],
+    )

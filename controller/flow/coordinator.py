@@ -12,11 +12,14 @@ dispatcher sees the whole queue and more of its instances, and defers better by 
 from __future__ import annotations
 
 import heapq
+import itertools
 import math
+import operator
+from bisect import bisect_right
 from collections import defaultdict
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from operator import attrgetter
+from operator import itemgetter
 from typing import NamedTuple
 
 from controller.core.errors import ConfigError
@@ -30,9 +33,10 @@ from controller.core.pruning import (
     QueueReport,
     WaitingPrefill,
 )
-from controller.flow.batches import Batch, BatchRequest, order_batches
+from controller.flow.batches import Batch, BatchRequest, effective_deadline, order_batches
+from controller.flow.feasibility import RankedBatches, prune
 
-PREFILL, SLOTS, LINK = "prefill", "slots", "link"  # the ports of an instance
+LINK = "link"
 PERIODS = 3  # how old a report may be
 LEAST_GATEWAYS = 2  # at which requests for a model wait, to prune for computing
 
@@ -96,49 +100,62 @@ class Coordinator:
             computing = len(waits_at[model]) >= LEAST_GATEWAYS
             if not units or not (computing or any(unit.port for unit in units)):
                 continue
-            rows = sorted((row for queue in queues for row in queue.waiting), key=attrgetter("due", "id"))
+            rows = _by_due(row for queue in queues for row in queue.waiting)
             waiting += len(rows)
             shared = _shared_out(rows, units, self.config.trust)
-            shares += [_Share(unit, self._batches(share), computing) for unit, share in shared]
+            shares += [_Share(unit, share, self._ends(share), computing) for unit, share in shared]
         scavengers: dict[str, PruneReason] = {}
         for link in _links(shares, sent or {}):
             waiting += len(link.outgoing)
             scavengers |= self._prune_for_link(link, now)
         for each in shares:
             if each.computing:
-                scavengers |= self._prune_for_computing(each.unit, each.groups, scavengers.keys(), now)
-        batches = sum(len(each.groups) for each in shares)
+                scavengers |= self._prune_for_computing(each, scavengers.keys(), now)
+        batches = sum(len(each.ends) for each in shares)
         return Coordinated(scavengers, waiting, batches, sorted(each.gateway for each in fresh))
 
-    def _batches(self, rows: Sequence[WaitingPrefill]) -> list[list[WaitingPrefill]]:
-        """Successive prompts that fit into one step. A prompt that is longer than a step is a batch of its own."""
-        groups: list[list[WaitingPrefill]] = []
-        tokens = 0
-        for row in rows:
-            if not groups or tokens + row.prompt_tokens > self.config.batch_tokens:
-                groups.append([])
-                tokens = 0
-            groups[-1].append(row)
-            tokens += row.prompt_tokens
-        return groups
+    def _ends(self, rows: Sequence[WaitingPrefill]) -> list[int]:
+        """Successive prompts that fit into one step are a batch: how many rows there are up to the end of each. A
+        prompt that is longer than a step is a batch of its own."""
+        until = [0, *itertools.accumulate(row.prompt_tokens for row in rows)]
+        ends: list[int] = []
+        start = 0
+        while start < len(rows):
+            fit = bisect_right(until, until[start] + self.config.batch_tokens, start) - 1
+            start = max(start + 1, fit)
+            ends.append(start)
+        return ends
 
-    def _prune_for_computing(
-        self, unit: PrefillUnit, groups: Sequence[Sequence[WaitingPrefill]], pruned: Collection[str], now: float
-    ) -> dict[str, PruneReason]:
-        """Of the `groups` that wait, without those that are `pruned` for the link and count in the budget."""
-        kept = [rows for group in groups if (rows := [row for row in group if row.id not in pruned])]
-        waiting = sum(map(len, groups))
-        budget = math.floor(self.config.drop_budget * waiting) - (waiting - sum(map(len, kept)))
+    def _prune_for_computing(self, share: _Share, pruned: Collection[str], now: float) -> dict[str, PruneReason]:
+        """Of what waits, without those that are `pruned` for the link and count in the budget."""
+        unit, rows, ends, _ = share.without(pruned)
+        budget = math.floor(self.config.drop_budget * len(share.rows)) - (len(share.rows) - len(rows))
         if budget <= 0:
             return {}
         trust = _trust(unit, self.config.trust)
-        bandwidth = {PREFILL: trust * unit.prefill_rate, SLOTS: trust * unit.token_rate}
-        batches = [
-            Batch(f"{unit.id}:{number}", unit.id, 0.0, [_request(row, unit) for row in group])
-            for number, group in enumerate(kept)
-        ]
-        sent = BatchRequest("", -math.inf, _sent(unit, batches), exempt=True)
-        return _pruned([Batch("", unit.id, 0.0, [sent]), *batches], bandwidth, budget, now)
+        names, dues, prefill_s, _, slot_tokens, exempt, value = zip(*rows, strict=True)
+        rate = trust * unit.prefill_rate
+        columns = [[unit.backlog_s / rate, *[each / rate for each in prefill_s]]]
+        if unit.token_rate > 0:
+            rate = trust * unit.token_rate
+            # Free slots take as many average requests at once.
+            free = -unit.free_slots * sum(slot_tokens) / len(rows)
+            columns.append([free / rate, *[each / rate for each in slot_tokens]])
+        # What the instance has been sent goes before everything that waits, as a batch that is never too late.
+        bounds = [(0, 1), *((start + 1, end + 1) for start, end in itertools.pairwise((0, *ends)))]
+        due = [math.inf, *(effective_deadline(dues[start - 1 : end - 1]).loose for start, end in bounds[1:])]
+        ranked = RankedBatches(
+            [end for _, end in bounds],
+            [now] * len(due),
+            due,
+            [[sum(column[start:end]) for column in columns] for start, end in bounds],
+            [range(len(columns))] * len(columns[0]),
+            [1.0, *value],
+            [dict(enumerate(column)) for column in columns],
+            [0, *(number for number, held in enumerate(exempt, 1) if held)],
+        )
+        cuts = prune(ranked, budget, within_batch=False, in_vain=False).cuts
+        return {names[request - 1]: PruneReason(unit.id, finish, due[batch]) for request, _, batch, finish in cuts}
 
     def _prune_for_link(self, link: _Link, now: float) -> dict[str, PruneReason]:
         """What is computed already goes by itself, and the rest with its batch."""
@@ -156,18 +173,31 @@ class Coordinator:
         batches = [batch(row.id, unit, [row]) for unit, row in link.outgoing]
         for share in link.shares:
             unit, move_s = share.unit.id, share.unit.port.move_s if share.unit.port else 0.0
-            for number, group in enumerate(share.groups):
+            for number, group in enumerate(share.groups()):
                 rows = [(row.id, row.due + move_s, row.prompt_tokens, row.exempt, row.value) for row in group]
                 batches.append(batch(f"{unit}:{number}", unit, rows))
         return _pruned(batches, {LINK: 1.0}, budget, now)
 
 
 class _Share(NamedTuple):
-    """What waits for one instance, in batches. `computing`: it may be pruned for computing."""
+    """What waits for one instance, and how many of these there are up to the end of each batch. `computing`: they may
+    be pruned for computing."""
 
     unit: PrefillUnit
-    groups: Sequence[Sequence[WaitingPrefill]]
+    rows: Sequence[WaitingPrefill]
+    ends: Sequence[int]
     computing: bool
+
+    def groups(self) -> Iterator[Sequence[WaitingPrefill]]:
+        """What is in each batch."""
+        return (self.rows[start:end] for start, end in itertools.pairwise((0, *self.ends)))
+
+    def without(self, pruned: Collection[str]) -> _Share:
+        """The same batches without these requests."""
+        if not pruned:
+            return self
+        groups = [rows for group in self.groups() if (rows := [row for row in group if row.id not in pruned])]
+        return self._replace(rows=list(itertools.chain(*groups)), ends=list(itertools.accumulate(map(len, groups))))
 
 
 class _Link(NamedTuple):
@@ -179,7 +209,7 @@ class _Link(NamedTuple):
 
     @property
     def requests(self) -> int:
-        return len(self.outgoing) + sum(len(group) for share in self.shares for group in share.groups)
+        return len(self.outgoing) + sum(len(share.rows) for share in self.shares)
 
 
 def _links(shares: Iterable[_Share], sent: Mapping[str, OpenKv]) -> list[_Link]:
@@ -219,20 +249,6 @@ def _trust(unit: PrefillUnit, trust: float) -> float:
     return trust if unit.token_rate > 0 else 1.0
 
 
-def _request(row: WaitingPrefill, unit: PrefillUnit) -> BatchRequest:
-    load = {PREFILL: row.prefill_s, SLOTS: row.slot_tokens} if unit.token_rate > 0 else {PREFILL: row.prefill_s}
-    return BatchRequest(row.id, row.due, load, row.exempt, row.value)
-
-
-def _sent(unit: PrefillUnit, batches: Sequence[Batch]) -> dict[str, float]:
-    """What goes before everything that waits. Free slots take as many average requests at once."""
-    found = {PREFILL: unit.backlog_s}
-    if unit.token_rate > 0:
-        tokens = [request.load[SLOTS] for batch in batches for request in batch.requests]
-        found[SLOTS] = -unit.free_slots * sum(tokens) / max(1, len(tokens))
-    return found
-
-
 def _merged(queues: Iterable[ModelQueue], with_ports: bool) -> list[PrefillUnit]:
     """Each instance once. Gateways see the same decodes there, each its own share of the slots, and only its own
     prompts and KV."""
@@ -264,21 +280,34 @@ def _one_port(one: KvPort | None, other: KvPort | None) -> KvPort | None:
     return KvPort(s_a_token, min(one.move_s, other.move_s), [*one.outgoing, *other.outgoing])
 
 
+def _by_due(rows: Iterable[WaitingPrefill]) -> list[WaitingPrefill]:
+    """The most urgent first, of equally urgent ones by name."""
+    found = sorted(rows, key=itemgetter(1))  # due
+    if any(map(operator.eq, dues := [row.due for row in found], dues[1:])):
+        found.sort(key=itemgetter(1, 0))
+    return found
+
+
 def _shared_out(
     rows: Sequence[WaitingPrefill], units: Sequence[PrefillUnit], trust: float
 ) -> list[tuple[PrefillUnit, list[WaitingPrefill]]]:
     """Each request, the earliest deadline first, to the instance that is free first: as the dispatcher fills them."""
-    shares: dict[str, tuple[PrefillUnit, list[WaitingPrefill]]] = {unit.id: (unit, []) for unit in units}
-    free = [(unit.backlog_s / (_trust(unit, trust) * unit.prefill_rate), unit.id) for unit in units]
+    shares: list[list[WaitingPrefill]] = [[] for _ in units]
+    pace = [  # prefill, slots, port
+        (_trust(unit, trust) * unit.prefill_rate, trust * unit.token_rate, unit.port.s_a_token if unit.port else 0.0)
+        for unit in units
+    ]
+    free = [(unit.backlog_s / rate, unit.id, n) for n, (unit, (rate, *_)) in enumerate(zip(units, pace, strict=True))]
     heapq.heapify(free)
     for row in rows:
-        at, name = free[0]
-        unit, share = shares[name]
-        share.append(row)
-        took = row.prefill_s / (_trust(unit, trust) * unit.prefill_rate)
-        if unit.token_rate > 0:
-            took = max(took, row.slot_tokens / (trust * unit.token_rate))
-        if unit.port is not None:
-            took = max(took, row.prompt_tokens * unit.port.s_a_token)
-        heapq.heapreplace(free, (at + took, name))
-    return list(shares.values())
+        _, _, prefill_s, prompt_tokens, slot_tokens, _, _ = row
+        at, name, place = free[0]
+        shares[place].append(row)
+        rate, slot_rate, s_a_token = pace[place]
+        took = prefill_s / rate
+        if slot_rate > 0 and (held := slot_tokens / slot_rate) > took:
+            took = held
+        if (moves := prompt_tokens * s_a_token) > took:
+            took = moves
+        heapq.heapreplace(free, (at + took, name, place))
+    return list(zip(units, shares, strict=True))

@@ -1,9 +1,12 @@
 """Worked examples M4 and M5: robust effective deadlines, feasibility and pruning."""
 
+import random
+
 import pytest
 
 from controller.core.errors import ConfigError
 from controller.flow.batches import Batch, BatchRequest, effective_deadline, order_batches
+from tests.controller.flow.slow_batches import order_slowly
 
 
 @pytest.mark.parametrize(
@@ -134,3 +137,38 @@ def test_the_queue_of_a_computing_unit_is_pruned_by_the_same_rule():
     ]
     found = order_batches(waiting, {"gpu": 1.0}, 5, 0.0)
     assert found.scavengers == {"long"}
+
+
+def drawn(rng):
+    """Some batches on two units that load three ports. A request in ten is exempt, and one may have room to give."""
+    found = []
+    for number in range(rng.randint(1, 9)):
+        requests = []
+        for place in range(rng.randint(1, 5)):
+            load = {port: rng.uniform(0.0, 3.0) for port in rng.sample("abc", rng.randint(1, 3))}
+            value = rng.choice((0.0, 0.5, 1.0, 1.0, 2.0))
+            exempt = rng.random() < 0.1
+            requests.append(BatchRequest(f"{number}.{place}", rng.uniform(1.0, 15.0), load, exempt, value))
+        found.append(Batch(f"B{number}", rng.choice(("u", "v")), rng.uniform(0.0, 0.5), requests))
+    if rng.random() < 0.5:
+        sent = BatchRequest("sent", -1e9, {"a": rng.uniform(0.0, 2.0), "b": rng.uniform(-3.0, 0.0)}, exempt=True)
+        found.append(Batch("", "u", 0.0, [sent]))
+    return found
+
+
+@pytest.mark.parametrize("named", [{}, {"in_vain": False}, {"within_batch": True}], ids=str)
+def test_the_same_is_pruned_as_where_every_step_looks_at_everything(named):
+    rng = random.Random(8)
+    several = 0
+    for _ in range(200):
+        waiting, bandwidth = drawn(rng), {port: rng.choice((0.5, 1.0, 2.0)) for port in "abc"}
+        budget = rng.randint(0, 12)
+        found = order_batches(waiting, bandwidth, budget, 1.0, **named)
+        slow = order_slowly(waiting, bandwidth, budget, 1.0, **named)
+        assert found.order == slow.order
+        assert [each[:4] for each in found.pruned] == [each[:4] for each in slow.pruned]
+        assert [each.finish_s for each in found.pruned] == pytest.approx([each.finish_s for each in slow.pruned])
+        assert [each.due_s for each in found.pruned] == [each.due_s for each in slow.pruned]
+        assert found.finish_s == pytest.approx(slow.finish_s)
+        several += len(found.pruned) > 1
+    assert several > 50

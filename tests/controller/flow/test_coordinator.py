@@ -1,5 +1,7 @@
 """The coordinator of pruning: what it prunes of the queues of several gateways, and what it leaves alone."""
 
+import random
+
 import pytest
 
 from controller.core.errors import ConfigError
@@ -15,7 +17,9 @@ from controller.core.pruning import (
     report_from_json,
     report_to_json,
 )
+from controller.flow.batches import Batch, BatchRequest
 from controller.flow.coordinator import Coordinator, CoordinatorConfig
+from tests.controller.flow.slow_batches import order_slowly
 
 NOW = 100.0
 
@@ -128,6 +132,47 @@ def test_an_instance_that_only_prefills_is_trusted_whole():
     beside_decodes = PrefillUnit("w0", 1.0, 0.0, token_rate=1e6)
     assert not coordinator.decide([report("a", *rows), elsewhere()], NOW).scavengers
     assert set(coordinator.decide([report("a", *rows, unit=beside_decodes), elsewhere()], NOW).scavengers) == {"x"}
+
+
+def one_by_one(rows, unit):
+    """The batches that an instance prefills of these rows, as `order_slowly` takes them."""
+    groups = []
+    for row in sorted(rows, key=lambda row: row.due):
+        if not groups or sum(each.prompt_tokens for each in groups[-1]) + row.prompt_tokens > 2048:
+            groups.append([])
+        groups[-1].append(row)
+    slots = sum(row.slot_tokens for row in rows) / len(rows)
+    sent = BatchRequest("", -1e9, {"prefill": unit.backlog_s, "slots": -unit.free_slots * slots}, exempt=True)
+    yield Batch("", "w0", 0.0, [sent])
+    for number, group in enumerate(groups):
+        loads = [{"prefill": row.prefill_s, "slots": row.slot_tokens} for row in group]
+        requests = [
+            BatchRequest(row.id, row.due, load, row.exempt, row.value) for row, load in zip(group, loads, strict=True)
+        ]
+        yield Batch(f"{number:03}", "w0", 0.0, requests)
+
+
+def test_the_same_is_pruned_as_where_every_step_looks_at_everything():
+    rng = random.Random(3)
+    several = 0
+    for _ in range(40):
+        rows = []
+        for number in range(rng.randint(1, 40)):
+            about = rng.random() < 0.1, rng.choice((0.5, 1.0, 2.0))
+            due, prefill_s = NOW + rng.uniform(0.0, 6.0), rng.uniform(0.01, 0.5)
+            rows.append(
+                WaitingPrefill(f"r{number}", due, prefill_s, rng.randint(1, 1500), rng.uniform(1.0, 400.0), *about)
+            )
+        unit = PrefillUnit("w0", rng.uniform(0.5, 1.0), rng.uniform(0.0, 0.5), rng.uniform(300.0, 3000.0), 2)
+        half = PrefillUnit("w0", unit.prefill_rate, unit.backlog_s / 2, unit.token_rate / 2, 1)
+        coordinator = Coordinator(CoordinatorConfig(0.5, trust=0.65))
+        found = coordinator.decide([report("a", *rows[::2], unit=half), report("b", *rows[1::2], unit=half)], NOW)
+        rates = {"prefill": 0.65 * unit.prefill_rate, "slots": 0.65 * unit.token_rate}
+        slow = order_slowly([*one_by_one(rows, unit)], rates, len(rows) // 2, NOW, in_vain=False)
+        if len(rows) > 1:
+            assert [*found.scavengers] == [each.request for each in slow.pruned]
+        several += len(found.scavengers) > 1
+    assert several > 10
 
 
 def test_a_model_without_an_instance_is_left_alone():
