@@ -190,8 +190,13 @@ def _checked(value: Any, allowed: tuple[tuple[type, ...], int | None]) -> Any:
     return value
 
 
-def _row(kind: type[Row], allowed: Sequence[tuple[tuple[type, ...], int | None]], values: Any) -> Row:
-    return kind(*(_checked(value, each) for value, each in zip(values, allowed, strict=True)))
+def _rows(kind: type[Row], allowed: Sequence[tuple[tuple[type, ...], int | None]], rows: Sequence[Any]) -> list[Row]:
+    """All of one kind, field by field, since they are many. What later releases have added at the end is left out."""
+    known = [row[: len(allowed)] for row in rows]
+    for column, (types, least) in zip(zip(*known, strict=True), allowed, strict=True) if known else ():
+        if not set(map(type, column)).issubset(types) or (least is not None and min(column) < least):
+            raise ValueError(f"a field of {kind.__name__} cannot be")
+    return [kind(*row) for row in known]
 
 
 def report_to_json(report: QueueReport) -> list[Any]:
@@ -203,33 +208,34 @@ def report_to_json(report: QueueReport) -> list[Any]:
 
 
 def _unit_to_json(unit: PrefillUnit) -> list[Any]:
-    """A port that is not known is left out: a coordinator of an older release reads no more than it knows."""
+    """A port that is not known is left out: coordinators of before it was added read no longer lists than theirs."""
     *shared, port = unit
     if port is None:
         return shared
     return [*shared, [port.s_a_token, port.move_s, [[*each] for each in port.outgoing]]]
 
 
-def _unit_from_json(raw: Sequence[Any]) -> PrefillUnit:
-    unit = _row(PrefillUnit, _UNIT, raw[: len(_UNIT)])
-    if len(raw) == len(_UNIT):
-        return unit
-    ((s_a_token, move_s, outgoing),) = raw[len(_UNIT) :]
-    rows = [_row(OutgoingKv, _OUTGOING, each) for each in outgoing]
-    port = KvPort(_checked(s_a_token, _SIZE), _checked(move_s, _SIZE), rows)
-    return unit if port.s_a_token == 0 else unit._replace(port=port)
+def _units_from_json(raw: Sequence[Any]) -> list[PrefillUnit]:
+    units = _rows(PrefillUnit, _UNIT, raw)
+    return [unit._replace(port=_port_from_json(each[len(_UNIT) :])) for unit, each in zip(units, raw, strict=True)]
+
+
+def _port_from_json(raw: Sequence[Any]) -> KvPort | None:
+    """From what follows the other fields of its instance."""
+    if not raw or raw[0] is None:
+        return None
+    s_a_token, move_s, outgoing = raw[0][:3]
+    port = KvPort(_checked(s_a_token, _SIZE), _checked(move_s, _SIZE), _rows(OutgoingKv, _OUTGOING, outgoing))
+    return None if port.s_a_token == 0 else port
 
 
 def report_from_json(raw: Sequence[Any]) -> QueueReport:
-    """Raises TypeError or ValueError for anything but a report."""
-    gateway, at, queues = raw
+    """What later releases have added at the end of a list of fields is left out. Raises TypeError or ValueError for
+    anything but a report."""
+    gateway, at, queues = raw[:3]
     found = [
-        ModelQueue(
-            _checked(model, _TEXT),
-            [_row(WaitingPrefill, _WAITING, row) for row in rows],
-            [_unit_from_json(unit) for unit in units],
-        )
-        for model, rows, units in queues
+        ModelQueue(_checked(model, _TEXT), _rows(WaitingPrefill, _WAITING, rows), _units_from_json(units))
+        for model, rows, units in (queue[:3] for queue in queues)
     ]
     return QueueReport(_checked(gateway, _TEXT), _checked(at, _NUMBER), found)
 
@@ -240,7 +246,7 @@ def reasons_to_json(reasons: Mapping[str, PruneReason]) -> dict[str, Any]:
 
 def reasons_from_json(raw: Mapping[str, Any]) -> dict[str, PruneReason]:
     """By request. Raises AttributeError, TypeError or ValueError for anything but reasons."""
-    return {name: _row(PruneReason, _REASON, reason) for name, reason in raw.items()}
+    return dict(zip(raw.keys(), _rows(PruneReason, _REASON, list(raw.values())), strict=True))
 
 
 def orders_to_json(orders: PruningOrders) -> dict[str, Any]:

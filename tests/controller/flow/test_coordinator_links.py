@@ -9,8 +9,11 @@ from controller.core.pruning import (
     OutgoingKv,
     PrefillUnit,
     PruneReason,
+    PruningOrders,
     QueueReport,
     WaitingPrefill,
+    orders_from_json,
+    orders_to_json,
     report_from_json,
     report_to_json,
 )
@@ -117,6 +120,31 @@ def test_a_report_of_a_port_survives_json_and_older_releases_are_understood():
     bare = QueueReport("a", NOW, [ModelQueue("m", [], [PrefillUnit("p", 1.0, 0.0)])])
     assert not bare.waits
     assert len(report_to_json(bare)[2][0][2][0]) == 5, "as a coordinator of an older release reads it"
+
+
+def longer(value):
+    """The same message as a later release may write it: each list of fields goes on with ones that are not known here.
+
+    Lists of queues, rows, instances and outgoing KV are told from lists of fields by what is in them.
+    """
+    if not isinstance(value, list):
+        return value
+    inner = [longer(each) for each in value]
+    return inner if value and all(isinstance(each, list) for each in value) else [*inner, "new", [1.0]]
+
+
+def test_fields_of_a_later_release_are_left_out():
+    """While a fleet is upgraded its coordinator may be older than its gateways."""
+    sent = report(SHORT, LONG, rows=[waiting("waits", 1.0, 600)])
+    assert report_from_json(longer(report_to_json(sent))) == sent
+    without_port = QueueReport("a", NOW, [ModelQueue("m", [waiting("waits", 1.0, 600)], [PrefillUnit("p", 1.0, 0.0)])])
+    raw = report_to_json(without_port)
+    raw[2][0][2][0] += [None, "new"]
+    assert report_from_json(raw) == without_port
+    orders = PruningOrders(3, NOW, NOW + 3, {"short": PruneReason("p", 1.0, 2.0)}, 1, 1, ["a"])
+    raw = {**orders_to_json(orders), "new": 1}
+    raw["scavengers"]["short"].append("new")
+    assert orders_from_json(raw) == orders
 
 
 @pytest.mark.parametrize(
