@@ -24,7 +24,7 @@ from api.openai.protocol.schemas import NamedPlace, NamedStep
 from api.openai.protocol.step_answers import Captured
 from api.openai.protocol.translation import Translation
 from controller.core.decisions import Decision
-from controller.core.kv_links import KvMoved
+from controller.core.kv_links import BorrowedKv, KvMoved
 from controller.core.types import Request
 from controller.predict.answer_lengths import AnswerBounds, Foretold
 from controller.predict.lengths import NO_TEXT, PromptText
@@ -286,8 +286,15 @@ def _header_text(value: str) -> bytes:
 # ---- the relay ------------------------------------------------------------------------------------------------------
 
 
+class Borrowings(Protocol):
+    def borrowed(self, in_flight: InFlightRequest, instance: str, borrowed: BorrowedKv, now: float) -> None: ...
+
+
 class RelayListener(Protocol):
-    """Is told what happens to a request at its engine."""
+    """Is told what happens to a request at its engine. `transfers`: keeps what engines say of KV from others."""
+
+    @property
+    def transfers(self) -> Borrowings: ...
 
     def clock(self) -> float: ...
 
@@ -312,6 +319,8 @@ async def relay(in_flight: InFlightRequest, backend: Backend, call: UpstreamCall
     try:
         async with aclosing(backend.generate(call)) as chunks:  # type: ignore[type-var]
             async for chunk in chunks:
+                if chunk.borrowed is not None:
+                    driver.transfers.borrowed(in_flight, in_flight.instance, chunk.borrowed, driver.clock())
                 if chunk.kind == "data":
                     if chunk.pulling:
                         driver.pulling(in_flight)

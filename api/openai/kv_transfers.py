@@ -21,7 +21,7 @@ from api.openai.in_flight import InFlightRequest, RelayListener
 from api.openai.protocol.translation import UnreadableAnswer
 from controller.core import events as ev
 from controller.core.decisions import Decision, Figure
-from controller.core.kv_links import KvMoved, moved_from_json
+from controller.core.kv_links import BorrowedKv, KvMoved, moved_from_json
 from controller.dispatch.lifecycle import State
 from controller.scale.traffic import StageRates
 from workers.backends.base import Backend, Capabilities, EngineError
@@ -32,6 +32,7 @@ RELEASE_S = 0.05  # how long releases wait for others for the same engine
 NO_ROOM = 503  # the decode engine has no free blocks now; it may have some soon
 COMPUTED = "the decode instance computed the prompt itself"
 MOST_SAID = 300  # characters of what that instance says of it
+LOST = {"unreachable", "other_model", "kv_lost", "cut", "corrupt", "timeout"}  # why a copied prefix did not come
 NEVER_BEGAN = ("no_room", "unreachable", "no_instance")
 
 
@@ -123,6 +124,27 @@ class KvTransfers:
         if opened is not None:
             self._note(in_flight, opened, reason, now, None, _reached(opened), "undone", undo=reason)
 
+    def borrowed(self, in_flight: InFlightRequest, instance: str, borrowed: BorrowedKv, now: float) -> None:
+        """Its engine, this instance, copied the beginning of its prompt from another one, or lost it on the way."""
+        moved = borrowed.moved
+        figures: dict[str, Figure] = {
+            "instance": instance,
+            "source": borrowed.source[:MOST_SAID],
+            "outcome": "failed" if moved.reason else "done",
+            "seconds": moved.seconds,
+            "bytes": moved.bytes,
+            "layers": moved.layers,
+            "tokens": moved.tokens,
+            "cached": moved.cached,
+            **_turns(moved),
+        }
+        if moved.error:
+            figures["error"] = moved.error[:MOST_SAID]
+        reason = "prefix_copied"
+        if moved.reason:
+            reason = moved.reason if moved.reason in LOST else "transfer_failed"
+        self._host.note(in_flight, Decision("prefix", reason, in_flight.request.id, now, figures))
+
     def forget(self, in_flight: InFlightRequest, now: float) -> None:
         """The request has ended, or starts over."""
         self.undone(in_flight, "request_ended", now)
@@ -171,13 +193,7 @@ class KvTransfers:
                 "overlap_s": moved.busy_s,
                 "early_bytes": moved.early_bytes,
             }
-            if moved.flow:  # scheduled on a shared link, or not although it should have been
-                figures |= {
-                    "flow": moved.flow,
-                    "held_s": moved.held_s,
-                    "flow_level": moved.level,
-                    "promotions": moved.promotions,
-                }
+            figures |= _turns(moved)
         self._host.note(in_flight, Decision("transfer", reason, in_flight.request.id, now, figures))
         kept: dict[str, Any] = in_flight.decisions[-1]["figures"] if in_flight.decisions else {}
         return kept
@@ -248,7 +264,7 @@ class DecodeLeg:
     ) -> None:
         self._runtime = runtime
         self._target = target
-        self._transfers = transfers
+        self.transfers = transfers
         self._rates = rates
         self._engine = engine
 
@@ -260,13 +276,13 @@ class DecodeLeg:
         self._runtime.accepted(in_flight)
         if in_flight.streamed:
             moves = not self._engine.tells_pulling
-            self._transfers.reported(in_flight, moves=moves)
+            self.transfers.reported(in_flight, moves=moves)
             self._runtime.push(ev.TransferStarted(in_flight.request.id, self._target, moves))
         elif self._engine.tells_landing:
             self._landed(in_flight)
 
     def pulling(self, in_flight: InFlightRequest) -> None:
-        self._transfers.reported(in_flight, moves=True)
+        self.transfers.reported(in_flight, moves=True)
         self._runtime.push(ev.TransferMoves(in_flight.request.id, self._target))
 
     def pulled(self, in_flight: InFlightRequest) -> None:
@@ -279,7 +295,7 @@ class DecodeLeg:
         self._runtime.first_token(in_flight, now)
 
     def _landed(self, in_flight: InFlightRequest) -> None:
-        if not self._transfers.landed(in_flight, in_flight.moved, self.clock()):
+        if not self.transfers.landed(in_flight, in_flight.moved, self.clock()):
             return  # reported before
         moved = in_flight.moved
         released = moved is not None and not moved.reason  # an engine that measured it has told the prefill engine
@@ -290,7 +306,7 @@ class DecodeLeg:
 
     def completed(self, in_flight: InFlightRequest, now: float) -> None:
         """For an answer in one piece this may be the first sign that its KV arrived."""
-        self._transfers.landed(in_flight, in_flight.moved, now)
+        self.transfers.landed(in_flight, in_flight.moved, now)
         self._rates.decoded(in_flight.request.model, now)
         self._runtime.completed(in_flight, now)
 
@@ -350,6 +366,18 @@ def _error_in(body: bytes) -> Mapping[str, Any]:
         return {}
     error = said.get("error") if isinstance(said, dict) else None
     return error if isinstance(error, dict) else {}
+
+
+def _turns(moved: KvMoved) -> dict[str, Figure]:
+    """What is known of its turns if it was scheduled on a shared link, or was not although it should have been."""
+    if not moved.flow:
+        return {}
+    return {
+        "flow": moved.flow,
+        "held_s": moved.held_s,
+        "flow_level": moved.level,
+        "promotions": moved.promotions,
+    }
 
 
 def _reached(opened: Opened, moved: KvMoved | None = None) -> State:

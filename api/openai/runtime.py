@@ -440,10 +440,8 @@ class Runtime:
         """The prefill stage. For a pair its end means that the KV was taken."""
         source, me = backend.spec.id, asyncio.current_task()
         try:
-            if in_flight.paired:
-                prefilled = await backend.prefill(call)
-            else:
-                prefilled = await backend.prefill(call, partial(self._ending, in_flight, source))
+            ending = None if in_flight.paired else partial(self._ending, in_flight, source)
+            prefilled = await backend.prefill(call, ending)
         except EngineError as error:
             if in_flight.prefill is me:
                 in_flight.prefill = None
@@ -452,6 +450,8 @@ class Runtime:
         if in_flight.prefill is not me:  # stopped or replaced while its answer was on the way
             return
         in_flight.prefill = None
+        if prefilled.borrowed is not None:
+            self.transfers.borrowed(in_flight, source, prefilled.borrowed, self.clock())
         if prefilled.done:  # the answer ended with its first token, so there is nothing to decode
             if in_flight.task is not None:
                 in_flight.stop_answer()

@@ -100,3 +100,20 @@ def moved_from_json(raw: Any) -> KvMoved | None:
 
 
 _MOVED: Mapping[str, Any] = KvMoved()._asdict()
+
+
+class BorrowedKv(NamedTuple):
+    """The KV of the beginning of a prompt, copied from the engine `source`, which had it cached. With a `reason` in
+    `moved` the copy ended early, and the prompt was computed instead."""
+
+    source: str
+    moved: KvMoved
+
+    def as_json(self) -> dict[str, Any]:
+        return {"source": self.source, **self.moved._asdict()}
+
+
+def borrowed_from_json(raw: Any) -> BorrowedKv | None:
+    """The inverse of `as_json` after JSON; None unless it is such an object."""
+    moved, source = moved_from_json(raw), raw.get("source") if isinstance(raw, Mapping) else None
+    return BorrowedKv(source, moved) if moved is not None and isinstance(source, str) else None

@@ -24,9 +24,10 @@ STEPS: dict[str, str] = {
     "unprune": "No longer pruned",
     "cancel": "Cancelled",
     "prefill": "Prefilled",
+    "prefix": "Prefix copied from another instance",
     "transfer": "KV cache transferred",
 }
-NOT_MOVED = "KV transfer failed"  # or was rolled back
+NOT_MOVED = {"transfer": "KV transfer failed", "prefix": "Prefix lost on the way"}  # a transfer: or was rolled back
 PLACED, AGAIN, GIVEN_UP = "Placed on a decode instance", "Sent back to prefill", "Given up"
 
 
@@ -104,8 +105,8 @@ def step(recorded: Mapping[str, Any]) -> dict[str, Any]:
     what = STEPS.get(kind) or kind.replace("_", " ")
     if kind == "place":
         what = came_of_placing(recorded)
-    if kind == "transfer" and (recorded.get("figures") or {}).get("outcome", "done") != "done":
-        what = NOT_MOVED
+    if kind in NOT_MOVED and (recorded.get("figures") or {}).get("outcome", "done") != "done":
+        what = NOT_MOVED[kind]
     return {**recorded, "what": what, "why": why or reason_in_words(reason)}
 
 

@@ -306,6 +306,7 @@ REASONS: dict[str, str] = {
     "migrator_failed": "internal error in the migrator",
     # KV transfers between two instances
     "kv_landed": "its KV cache arrived at the decode instance",
+    "prefix_copied": "the other instance had computed the beginning of its prompt",
     "kv_lost": "its KV cache was lost",
     "other_model": "its KV cache has a different model or layout",
     "no_room": "the decode instance had no room for its KV cache",

@@ -13,7 +13,7 @@ from typing import Any, Literal, NamedTuple, Protocol
 import aiohttp
 
 from controller.core.errors import SlacklineError
-from controller.core.kv_links import KvMoved, LinkReport
+from controller.core.kv_links import BorrowedKv, KvMoved, LinkReport
 from controller.core.registry import Registry
 from controller.core.types import LONGEST_ANSWER_S, InstanceSpec, Load, Role
 from workers.backends.hints import Hints
@@ -60,10 +60,12 @@ class Usage(NamedTuple):
 
 class PrefillAnswer(NamedTuple):
     """A prompt was prefilled and its KV is kept. `offer`: where to pull it, as JSON that only an engine of the same
-    kind reads; b"" where the engines find it by themselves. `done`: the first token was the last one."""
+    kind reads; b"" where the engines find it by themselves. `done`: the first token was the last one. `borrowed`: how a
+    prefix of it came from another engine."""
 
     offer: bytes
     done: bool
+    borrowed: BorrowedKv | None = None
 
 
 class RoleSwitch(NamedTuple):
@@ -85,7 +87,8 @@ class AnswerChunk(NamedTuple):
     a token, maybe without text yet; `done` when `[DONE]` is among them. `body`: the complete answer of a call that is
     not streamed. `moved`: how the KV came, if the engine measures it; `pulling`: it has begun to come. `offer`: with
     `accepted`, where the KV of a prefill under way can be pulled. `reasoning`: of all
-    tokens so far, those before the first one that is not reasoning.
+    tokens so far, those before the first one that is not reasoning. `borrowed`: how a prefix of its prompt came from
+    another engine.
     """
 
     kind: ChunkKind
@@ -97,6 +100,7 @@ class AnswerChunk(NamedTuple):
     offer: bytes = b""
     pulling: bool = False
     reasoning: int = 0
+    borrowed: BorrowedKv | None = None
 
 
 class CallTargets(NamedTuple):

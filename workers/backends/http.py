@@ -22,7 +22,7 @@ import aiohttp
 import orjson
 from yarl import URL
 
-from controller.core.kv_links import KvMoved, LinkReport, moved_from_json
+from controller.core.kv_links import BorrowedKv, KvMoved, LinkReport, borrowed_from_json, moved_from_json
 from controller.core.types import InstanceSpec, Role
 from workers.backends.base import (
     MOST_TOLD_TOKENS,
@@ -42,11 +42,13 @@ log = logging.getLogger(__name__)
 
 KV_MOVED = "x-slackline-kv"
 KV_OFFER = "x-slackline-kv-offer"
+KV_PREFIX = "x-slackline-kv-prefix"
 MAX_EVENT_BYTES = 1 << 20  # an engine that never ends an event must not fill the memory
 DONE = b"data: [DONE]"
 ERROR_HEADS = (b'data: {"error"', b'data: {"object":"error"', b'data: {"object": "error"')
 KV_BEGAN = b": kv-began"  # of the reference engine: the KV of this answer begins to come
 KV_COMMENT = b": kv "  # of the reference engine: how the KV of this answer came
+PREFIX_COMMENT = b": kv-prefix "  # of the reference engine: how a prefix of its prompt came from another engine
 CR = ord("\r")
 REASONING = (b'"reasoning_content":"', b'"reasoning":"', b'"reasoning_content": "', b'"reasoning": "')
 EMPTY_CHOICES = (b'"choices":[]', b'"choices": []')
@@ -77,7 +79,8 @@ class HttpBackend(ABC):
             if response.status != 200:
                 raise await self._refused(response)
             offer = response.headers.get(KV_OFFER, "").encode()
-            yield AnswerChunk("accepted", moved=kv_moved(response.headers.get(KV_MOVED)), offer=offer)
+            moved, borrowed = (response.headers.get(name) for name in (KV_MOVED, KV_PREFIX))
+            yield AnswerChunk("accepted", moved=kv_moved(moved), offer=offer, borrowed=kv_borrowed(borrowed))
             if call.streamed:
                 async for chunk in self._events(response, call):
                     yield chunk
@@ -324,6 +327,7 @@ class EventReader:
     def _read(self, whole: bytes, events: list[bytes]) -> AnswerChunk:
         tokens, usage, done, dropped, pulling = 0, None, False, False, False
         moved: KvMoved | None = None
+        borrowed: BorrowedKv | None = None
         kept: list[bytes] = []
         for event in events:
             if event.startswith(DONE):
@@ -341,6 +345,9 @@ class EventReader:
             elif event.startswith(KV_COMMENT):
                 moved, dropped = kv_moved(event.removeprefix(KV_COMMENT)), True
                 continue
+            elif event.startswith(PREFIX_COMMENT):
+                borrowed, dropped = kv_borrowed(event.removeprefix(PREFIX_COMMENT)), True
+                continue
             elif delivers_token(event, self._chat):
                 tokens += 1
                 self._tokens += 1
@@ -348,7 +355,7 @@ class EventReader:
                     self._reason(event)
             kept.append(event)
         raw = b"\n\n".join([*kept, b""]) if dropped else whole
-        return AnswerChunk("data", raw, tokens, usage, done, moved, pulling=pulling, reasoning=self._reasoning)
+        return AnswerChunk("data", raw, tokens, usage, done, moved, b"", pulling, self._reasoning, borrowed)
 
     def _reason(self, event: bytes) -> None:
         """Of an event that delivers a token. Where it has both, the answer has begun. One without text belongs to what
@@ -361,7 +368,16 @@ class EventReader:
 
 def kv_moved(header: str | bytes | None) -> KvMoved | None:
     """How the KV came, from a header (in a stream: a comment) of the reference engine; None if it cannot be read."""
+    return moved_from_json(_json_in(header)) if header else None
+
+
+def kv_borrowed(header: str | bytes | None) -> BorrowedKv | None:
+    """The same of a prefix that another engine lent."""
+    return borrowed_from_json(_json_in(header)) if header else None
+
+
+def _json_in(header: str | bytes) -> Any:
     try:
-        return moved_from_json(orjson.loads(header)) if header else None
+        return orjson.loads(header)
     except orjson.JSONDecodeError:
         return None

@@ -19,6 +19,7 @@ from typing import Any
 
 import orjson
 
+from controller.core.kv_links import borrowed_from_json
 from controller.core.types import Load
 from workers.backends.base import BACKENDS, CallTargets, Capabilities, EngineError, PrefillAnswer, UpstreamCall
 from workers.backends.http import HttpBackend
@@ -124,7 +125,7 @@ def parse_prefilled(raw: bytes) -> PrefillAnswer:
         params = answer.get("kv_transfer_params")
     except (orjson.JSONDecodeError, KeyError, IndexError, TypeError, AttributeError) as error:
         raise EngineError(f"the engine answered a prefill with something else: {error!r}") from error
-    return PrefillAnswer(orjson.dumps(params) if params else b"", done)
+    return PrefillAnswer(orjson.dumps(params) if params else b"", done, borrowed_from_json(answer.get("kv_prefix")))
 
 
 # ---- the plug-in ----------------------------------------------------------------------------------------------------

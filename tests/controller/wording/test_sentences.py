@@ -203,6 +203,12 @@ def test_a_live_line_shows_what_its_sentence_does_not_say():
         ("slo", "class", "Targets set", "from its SLO class"),
         ("expire", "waiting_time", "Timed out", "timed out in the queue"),
         ("transfer", "kv_landed", "KV cache transferred", "its KV cache arrived at the decode instance"),
+        (
+            "prefix",
+            "prefix_copied",
+            "Prefix copied from another instance",
+            "the other instance had computed the beginning of its prompt",
+        ),
         ("warm_up", "moon_phase", "warm up", "moon phase"),
     ],
 )
@@ -217,6 +223,11 @@ def test_a_kv_cache_that_did_not_arrive_is_not_said_to_have_moved():
         "KV transfer failed",
         "the decode instance had no room for its KV cache",
     )
+
+
+def test_a_prefix_that_was_lost_on_the_way_is_not_said_to_have_been_copied():
+    said = step({"kind": "prefix", "reason": "timeout", "figures": {"outcome": "failed"}})
+    assert (said["what"], said["why"]) == ("Prefix lost on the way", "it timed out")
 
 
 def test_a_link_that_is_lost_and_found_reads_as_both_ends():

@@ -122,6 +122,8 @@ NO_CACHE = (b"cache-control", b"no-cache")
 EVENT_STREAM = b"text/event-stream; charset=utf-8"
 MOVED_HEADER = b"x-slackline-kv"  # figures of the KV transfer: controller.core.kv_links.KvMoved as JSON
 KV_BEGAN = b": kv-began\n\n"
+BORROWED_HEADER = b"x-slackline-kv-prefix"  # how a prefix came: controller.core.kv_links.BorrowedKv as JSON
+BORROWED = "kv_prefix"  # the same in the answer of a prefill
 OFFER_HEADER = b"x-slackline-kv-offer"  # the offer of a prompt that is nearly computed
 
 
@@ -202,7 +204,16 @@ class Generator:
         await stream.ready()
         if stream.waited_out:
             raise waited_out()
-        await exchange.answer(self._whole(stream, form))
+        borrowed = self._borrowed_by(stream.seq)
+        told = ((BORROWED_HEADER, orjson.dumps(borrowed)),) if borrowed else ()
+        await exchange.answer(self._whole(stream, form), 200, JSON_TYPE, *told)
+
+    def _borrowed_by(self, seq: Seq) -> dict[str, Any] | None:
+        """How a prefix of this prompt came from another engine, once that has ended."""
+        if self._disaggregation is None or not self._disaggregation.borrows:
+            return None
+        borrowed = self._disaggregation.prefixes.borrowed(seq)
+        return None if borrowed is None else borrowed.as_json()
 
     def _submit(self, stream: Stream, asked: Generation) -> None:
         """Queue it, for at most as long as its waiting time says from its arrival on."""
@@ -230,7 +241,9 @@ class Generator:
         await stream.ready()
         if stream.waited_out:  # then it never began, and no early offer was made
             raise waited_out()
-        body = self._whole(stream, form, {FIELD: disaggregation.offer(stream.seq)})
+        borrowed = self._borrowed_by(stream.seq)
+        told = {} if borrowed is None else {BORROWED: borrowed}
+        body = self._whole(stream, form, {FIELD: disaggregation.offer(stream.seq), **told})
         if early:
             await exchange.write(body, more=False)
         else:
@@ -301,12 +314,14 @@ class Generator:
 
     async def _stream(self, exchange: Exchange, stream: Stream, form: Format, asked: Generation) -> None:
         """Send the events that follow the headers."""
-        prefix = form.first()
+        prefix, told = form.first(), False
         while True:
             await stream.ready()
             if stream.waited_out:
                 await exchange.write(b"data: " + waited_out().body() + b"\n\n", more=False)
                 return
+            if not told and (borrowed := self._borrowed_by(stream.seq)) is not None:
+                prefix, told = b": kv-prefix %s\n\n" % orjson.dumps(borrowed) + prefix, True
             data = prefix + self._events(stream, form)
             prefix = b""
             if stream.finish is not None:

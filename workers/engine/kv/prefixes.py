@@ -24,6 +24,7 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, NamedTuple
 
+from controller.core.kv_links import BorrowedKv, KvMoved
 from controller.core.steps import ComingPrefix, LayersCame, PrefixEnded, Seq, Step
 from workers.engine.engine import Engine, names_of
 from workers.engine.kv.digests import Digest
@@ -35,6 +36,7 @@ from workers.engine.kv.wire import KvTransferError
 
 LEAST_PATIENCE_S = 1.0  # for a layer: busy machines are late
 ASK_S = 0.2  # an engine that does not answer within this is not asked to lend
+DEFECT = "transfer_failed"  # a copy ended early for no reason that a transfer knows
 MOST_FETCHES = 8  # prefixes that are asked for at a time; beyond, prompts are computed
 log = logging.getLogger(__name__)
 
@@ -66,8 +68,9 @@ class _Answer(NamedTuple):
 class _Copy:
     """One copy: `link` to the lender, `prompt` as it is sent. `patience_s`: how long a layer may take, and all of
     them twice that; `limits` are both, with their seconds, counted anew while its prompt waits for none of it, but not
-    beyond `ends_by`. `alone`: no other copy used the link meanwhile. `came`:
-    tokens, at the end all of them or none. `step_id`: that computes the prompt, None before it has begun."""
+    beyond `ends_by`. `alone`: no other copy used the link meanwhile. `came`: tokens, at the end all of them or none;
+    `layers`: of them so far. `step_id`: that computes the prompt, None before it has begun. `moved`: its figures, once
+    it has ended."""
 
     coming: ComingPrefix
     link: KvLink
@@ -79,7 +82,9 @@ class _Copy:
     ended: bool = False
     alone: bool = True
     came: int = 0
+    layers: int = 0
     step_id: int | None = None
+    moved: KvMoved | None = None
 
 
 class PrefixBorrower:
@@ -106,6 +111,7 @@ class PrefixBorrower:
         self._digest_comes: set[KvLink] = set()  # links on which it is on its way
         self.moving: list[_Copy] = []  # copies under way; without any, no step concerns this
         self._copying: dict[str, asyncio.Task[None]] = {}  # by the id of the prompt, which waits for it or overlaps it
+        self._copies: dict[str, _Copy] = {}  # also those that have ended, until the prompt has
 
     @property
     def received_bytes(self) -> int:
@@ -156,6 +162,7 @@ class PrefixBorrower:
         if copy is None:
             over(True)
             return
+        self._copies[seq.id] = copy
         copying = self._copying[seq.id] = asyncio.get_running_loop().create_task(self._run(seq.id, copy, over))
         try:
             await copy.begun.wait()
@@ -165,8 +172,14 @@ class PrefixBorrower:
             raise
         seq.coming = None if copy.ended else copy.coming
 
+    def borrowed(self, seq: Seq) -> BorrowedKv | None:
+        """What was copied for this prompt, once the copy has ended; None if nothing was."""
+        copy = self._copies.get(seq.id)
+        return None if copy is None or copy.moved is None else BorrowedKv(copy.link.peer.id, copy.moved)
+
     def forget(self, seq: Seq) -> None:
         """The prompt has ended, or its client went away: its copy ends too, unless all of it is here."""
+        self._copies.pop(seq.id, None)
         copying = self._copying.get(seq.id)
         if copying is not None and (seq.coming is None or seq.coming.layers < self._store.layers):
             copying.cancel()
@@ -286,6 +299,7 @@ class PrefixBorrower:
 
     def _layers_came(self, copy: _Copy, layers: int) -> None:
         _extend(copy.limits[:1], copy.ends_by)  # while a layer comes in good time the copy goes on
+        copy.layers = layers
         if layers == self._store.layers:
             copy.came = copy.coming.seq.tokens
         if self._engine.scheduler.overlaps_copies:
@@ -336,8 +350,9 @@ class PrefixBorrower:
             overlaps = self._engine.scheduler.overlaps_copies
             about = {"unit": self._links.me, "batch": names_of(seq)[1], "overlaps": overlaps, **self._about(seq)}
             came, computes = partial(self._layers_came, copy), partial(self._computes, copy)
-            held = await connection.borrow(seq, copy.prompt, self._store, self._kv, about, came, computes)
+            await connection.borrow(seq, copy.prompt, self._store, self._kv, about, came, computes)
         except KvTransferError as error:
+            copy.moved = _moved(copy, connection, loop.time() - began, error.reason, str(error))
             log.warning("a prefix of %d tokens from %s was lost: %s", seq.tokens, link.peer.id, error)
             if error.reason not in NOT_THE_LINKS_FAULT:
                 link.health.failed(str(error), loop.time(), connection.received if connection is not None else 0)
@@ -345,20 +360,32 @@ class PrefixBorrower:
                 connection.close()
             return
         except Exception:  # the request can do without the copy: whatever is wrong must not fail it
+            copy.moved = _moved(copy, connection, loop.time() - began, DEFECT)
             log.exception("a prefix of %d tokens from %s was lost", seq.tokens, link.peer.id)
             if connection is not None:
                 connection.close()
             return
-        except BaseException:
+        except BaseException:  # out of time, or nobody waits for it any more
+            copy.moved = _moved(copy, connection, loop.time() - began, "timeout")
             if connection is not None:
                 connection.close()
             raise
         link.give_back(connection)
         seconds = loop.time() - began
-        link.health.moved(connection.received, max(0.0, seconds - held.get("held_s", 0.0)) if copy.alone else 0.0)
+        copy.moved = _moved(copy, connection, seconds)
+        link.health.moved(connection.received, copy.moved.moving_s if copy.alone else 0.0)
         self.traffic.borrowed += 1
         self.traffic.tokens += seq.tokens - seq.cached
         self.traffic.seconds += seconds
+
+
+def _moved(copy: _Copy, connection: KvConnection | None, seconds: float, reason: str = "", error: str = "") -> KvMoved:
+    """Of a copy that has ended. `reason`: why it ended early."""
+    seq, received = copy.coming.seq, 0 if connection is None else connection.received
+    turns = {} if connection is None else connection.turns
+    return KvMoved(
+        received, copy.layers, seq.tokens - seq.cached, seq.cached, seconds, reason=reason, error=error, **turns
+    )
 
 
 def _extend(limits: Iterable[tuple[asyncio.Timeout, float]], ends_by: float) -> None:

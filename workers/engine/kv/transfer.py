@@ -122,6 +122,7 @@ class KvConnection:
         self._reader = reader
         self._writer = writer
         self.received = 0  # bytes of KV in the current transfer
+        self.turns: dict[str, Any] = {}  # what its source said last of its turns on the link, as fields of KvMoved
 
     @classmethod
     async def open(cls, host: str, port: int, token: str, timeout_s: float) -> KvConnection:
@@ -240,7 +241,7 @@ class KvConnection:
 
         Raises KvTransferError; then the content of the blocks is invalid.
         """
-        self.received = 0
+        self.received, self.turns = 0, {}
         asked = {**_of_prompt("lend", prompt, seq.salt), "start": seq.cached, "stop": seq.tokens}
         asked.update(layout=ASKED_FOR, **about)
         header = await self._ask(asked, STALL_S, prompt)
@@ -249,8 +250,9 @@ class KvConnection:
         with as_transfer_errors(f"KV of {seq.id}", "cut"), self._telling(computes, header.get("computes") is True):
             while layer < store.layers:
                 frame = await self._frame()
-                if "computing" in frame:
-                    continue  # held
+                if "computing" in frame:  # held
+                    self.turns = _held_in(frame)
+                    continue
                 if (frame.get("layer"), frame.get("start"), frame.get("stop")) != (layer, seq.cached, seq.tokens):
                     raise KvTransferError(f"expected layer {layer} from token {seq.cached}, got {frame}", "corrupt")
                 if (wire_class := frame.get("class")) in range(CLASSES):
@@ -258,7 +260,8 @@ class KvConnection:
                 await self._layer(seq, layer, seq.cached, seq.tokens, store, traffic)
                 layer += 1
                 came(layer)
-            return _held_in(await self._frame())
+            self.turns = _held_in(await self._frame())
+            return self.turns
 
     @contextmanager
     def _telling(self, computes: Callable[[], int | None], wanted: bool) -> Iterator[None]:

@@ -183,7 +183,7 @@ class Turns:
         async def still() -> None:
             if gone() or self._writer.is_closing():
                 raise KvTransferError(f"the receiver of {self._seq.id} went away", "cut")
-            write_frame(self._writer, {"computing": False, "held": True, "level": flow.level})
+            write_frame(self._writer, {"computing": False, "held": True, **self.figures()})
             await drained(self._writer)
             self._config.renew(self._seq)
             if self.there is not None:

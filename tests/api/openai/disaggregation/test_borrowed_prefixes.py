@@ -6,10 +6,15 @@ from __future__ import annotations
 import asyncio
 import json
 import tempfile
+from types import SimpleNamespace
 from typing import Any
 
 import aiohttp
+import pytest
 
+from api.openai.kv_transfers import KvTransfers
+from controller.core.decisions import Decision
+from controller.core.kv_links import BorrowedKv, KvMoved
 from controller.core.types import InstanceSpec, Role
 from controller.flow.flows import FlowStage
 from tests.api.openai.gateways import completion
@@ -66,10 +71,38 @@ async def test_a_prefix_is_lent_in_its_turn_and_the_answer_is_the_same(fleet_tok
                         assert (computed.status, reused.status) == (200, 200)
                         assert text_of(reused.events) == text_of(computed.events)
                         assert bed.sink.records[0].prefill_instance == "q"
+                        (told,) = [each for each in bed.sink.records[0].decisions if each["kind"] == "prefix"]
                     assert (held["stage"], held["size_bytes"]) == (FlowStage.REUSE, 304 * 4 * 1024)
                     figures = await figures_of(session, q.url)
                     assert figures["slackline_kv_borrowed_tokens"] == 304  # all whole blocks but the last token's
-                    assert (await figures_of(session, p.url))["slackline_kv_held_seconds"] > 0.0
+                    held_s = (await figures_of(session, p.url))["slackline_kv_held_seconds"]
+                    assert held_s > 0.0
+                    copied = told["figures"]
+                    assert (told["reason"], copied["outcome"], copied["flow"]) == ("prefix_copied", "done", "scheduled")
+                    assert (copied["source"], copied["instance"]) == ("p", "q")
+                    assert (copied["tokens"], copied["bytes"], copied["layers"]) == (304, 304 * 4 * 1024, 4)
+                    assert copied["held_s"] == pytest.approx(held_s, abs=0.01)
+                    assert copied["held_s"] < copied["seconds"] < 10.0
+
+
+@pytest.mark.parametrize(
+    ("moved", "reason", "outcome"),
+    [
+        (KvMoved(bytes=8, layers=1, seconds=3.0), "prefix_copied", "done"),
+        (KvMoved(bytes=8, layers=1, seconds=3.0, reason="timeout", error="no layer came"), "timeout", "failed"),
+        (KvMoved(reason="whatever an engine says"), "transfer_failed", "failed"),
+    ],
+)
+def test_a_record_says_why_a_prefix_did_not_come(moved, reason, outcome) -> None:
+    noted: list[Decision] = []
+    host = SimpleNamespace(note=lambda _, decision: noted.append(decision))
+    asked = SimpleNamespace(request=SimpleNamespace(id="r"))
+    silent = moved._replace(flow="silent", held_s=2.5)
+    KvTransfers(host, {}).borrowed(asked, "q", BorrowedKv("p", silent), 4.0)
+    (told,) = noted
+    assert (told.kind, told.reason, told.figures["outcome"]) == ("prefix", reason, outcome)
+    assert (told.figures["flow"], told.figures["held_s"], told.figures["source"]) == ("silent", 2.5, "p")
+    assert told.figures.get("error", "") == moved.error
 
 
 def waiting(daemon: FlowDaemon) -> list[dict[str, Any]]:
@@ -96,3 +129,27 @@ async def figures_of(session: aiohttp.ClientSession, url: str) -> dict[str, floa
     async with session.get(f"{url}/metrics") as answer:
         lines = (await answer.text()).splitlines()
     return {name: float(value) for name, value in (line.rsplit(" ", 1) for line in lines if not line.startswith("#"))}
+
+
+@pytest.mark.parametrize("streamed", [True, False])
+async def test_the_record_of_an_answer_from_one_instance_has_its_prefix_too(fleet_token, tmp_path, streamed) -> None:
+    """Without a transfer daemon nothing holds it."""
+    profile = slow_prefill(tmp_path, 0.007)
+    body = BODY | {"stream": streamed}
+    with (
+        await asyncio.to_thread(EngineProcess, *OPTIONS, *profile) as p,
+        await asyncio.to_thread(EngineProcess, *OPTIONS, *profile, "--borrow-tokens", "64") as q,
+    ):
+        async with aiohttp.ClientSession(auto_decompress=False) as session:
+            await link(session, q.url, p.url, fleet_token)
+            answers = []
+            for name, engine in (("p", p), ("q", q)):
+                async with ServerBed([InstanceSpec(name, "demo", engine.url, "reference")], session) as bed:
+                    answers.append(await bed.send(body).done())
+                    record = bed.sink.records[0]
+            assert [answer.status for answer in answers] == [200, 200]
+            assert not streamed or text_of(answers[0].events) == text_of(answers[1].events)
+            assert b"kv-prefix" not in answers[1].body
+            (told,) = [each for each in record.decisions if each["kind"] == "prefix"]
+            assert (told["reason"], told["figures"]["source"], told["figures"]["tokens"]) == ("prefix_copied", "p", 304)
+            assert "held_s" not in told["figures"]

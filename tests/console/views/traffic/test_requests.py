@@ -298,3 +298,17 @@ def test_the_page_of_a_request_shows_how_its_transfer_was_held(viewer, db):
     for shown in ("held for more urgent transfers", "level on the shared link", "promotions on the shared link"):
         assert shown in html
     assert "held for 6.500 s for more urgent transfers" in html, "on the timeline"
+
+
+def test_the_page_and_the_api_of_a_request_show_how_its_prefix_was_held(viewer, db):
+    figures = {
+        "instance": "q", "source": "p", "outcome": "done", "seconds": 3.5, "bytes": 2_000_000, "layers": 4,
+        "tokens": 304, "cached": 0, "flow": "silent", "held_s": 3.25, "flow_level": 2, "promotions": 0,
+    }  # fmt: skip
+    step = {"kind": "prefix", "reason": "prefix_copied", "subject": "req-reuse", "at": 4.0, "figures": figures}
+    stored([factories.record(id="req-reuse", instance="q", decisions=[step])])
+    html = viewer.get("/requests/req-reuse/").content.decode()
+    for shown in ("Prefix copied from another instance", "held for more urgent transfers", "3.25 s", "silent"):
+        assert shown in html
+    row = viewer.get("/api/v1/requests/req-reuse").json()
+    assert row["decisions"][0]["figures"]["held_s"] == 3.25
