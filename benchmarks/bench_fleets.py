@@ -11,11 +11,14 @@ multiples of it on the same requests. A table by cell and rate; last line: JSON 
 - `cost`: by policy, instance-seconds until the last request has ended, the mean over the seeds;
 - `refused_wrongly`: requests that the default refused although an instance of the fleet could have kept their targets
   alone, by its true latency;
-- `direction_changes_per_h`: how often the scaler of one of its stages went from out to in or back.
+- `direction_changes_per_h`: how often the scalers of its stages went from out to in or back; with
+  `most_direction_changes_per_h`, what its traffic explains. A cell's traffic begins once and ends once, so that is one
+  change a stage and run.
 
 `lead` is the default's attainment over the best baseline's where that attains 0.5 to 0.9, `worst` its smallest
 difference to the best baseline over all cells, `expired` the number of its requests that expired in all cells, and
-`cost_ratio` the mean of its cost over the best baseline's.
+`cost_ratio` the mean of its cost over the best baseline's. `flapping` names the fleets and rates whose scalers changed
+direction more often than that; with any of them the program ends with status 1.
 """
 
 from __future__ import annotations
@@ -42,7 +45,8 @@ from controller.simulator.runner import rates_of, run_once
 CONTESTED = (0.5, 0.9)  # where the best baseline attains this much, policies can make a difference
 SCALING = {"scale_out": 1, "scale_in": -1, "role_change": -1}  # its subject is the stage that gives the instance
 BY_POLICY = ("attainment", "expired", "refused", "cost")
-OF_DEFAULT = ("refused_wrongly", "direction_changes_per_h")
+OF_DEFAULT = ("refused_wrongly", "direction_changes_per_h", "most_direction_changes_per_h")
+TURNS = 1  # of a cell's traffic: it begins and it ends
 
 
 def wrongly_refused(record: SimRecord, latencies: Sequence[LatencyCoefficients]) -> bool:
@@ -67,6 +71,12 @@ def direction_changes(result: RunResult) -> int:
     return sum(one != other for signs in stages.values() for one, other in pairwise(signs))
 
 
+def changes_allowed(plan: ExperimentPlan) -> int:
+    """Changes of direction that the traffic of one run explains: each stage with a scaler may follow each turn once."""
+    elastic = plan.settings.elastic
+    return 0 if elastic is None else TURNS * (2 if elastic.decode else 1)
+
+
 def run_policy(plan: ExperimentPlan, contender: Contender, rate: float | None) -> dict[str, Any]:
     """One policy at one rate, over all seeds."""
     latencies = sorted({instance.latency for instance in plan.settings.instances})
@@ -79,6 +89,7 @@ def run_policy(plan: ExperimentPlan, contender: Contender, rate: float | None) -
         "refused": outcomes[Outcome.REFUSED],
         "refused_wrongly": sum(wrongly_refused(r, latencies) for result in results for r in result.records),
         "direction_changes_per_h": round(sum(map(direction_changes, results)) / hours, 1),
+        "most_direction_changes_per_h": round(changes_allowed(plan) * len(results) / hours, 1),
         "cost": round(statistics.mean(result.cost for result in results), 1),
     }
 
@@ -130,15 +141,25 @@ def summary(entries: Sequence[dict[str, Any]]) -> dict[str, Any]:
         "cost_ratio": round(statistics.mean(costs), 4),
         "refused_wrongly": sum(entry["refused_wrongly"] for entry in entries),
         "direction_changes_per_h": max(entry["direction_changes_per_h"] for entry in entries),
+        "flapping": [named(entry) for entry in entries if flaps(entry)],
         "by_fleet": list(entries),
     }
+
+
+def flaps(entry: dict[str, Any]) -> bool:
+    """Whether scalers changed direction more often than the cell's traffic explains."""
+    return bool(entry["direction_changes_per_h"] > entry["most_direction_changes_per_h"])
+
+
+def named(entry: dict[str, Any]) -> str:
+    return f"{entry['fleet']} at {entry['times_knee'] or 0:g} knees"
 
 
 def heading() -> str:
     of_policy = f"{'expired':>8}{'cost':>9}"
     return (
         f"{'fleet':<25}{'x knee':>7}{DEFAULT:>11}{of_policy}  {'best baseline':<31}{of_policy}"
-        f"{'wrongly refused':>17}{'changes/h':>10}"
+        f"{'wrongly refused':>17}{'changes/h':>10}{'at most':>8}"
     )
 
 
@@ -150,10 +171,11 @@ def row(entry: dict[str, Any]) -> str:
         f"{entry['fleet']:<25}{entry['times_knee'] or 0:>7.2f}{entry['attainment'][DEFAULT]:>11.4f}{ours}"
         f"  {label + ' ' + format(value, '.4f'):<31}{theirs}"
         f"{entry['refused_wrongly']:>17}{entry['direction_changes_per_h']:>10.1f}"
+        f"{entry['most_direction_changes_per_h']:>8.1f}"
     )
 
 
-def main(arguments: Sequence[str] | None = None) -> None:
+def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--cells", nargs="+", choices=sorted(cells()), default=sorted(cells()), metavar="CELL")
     parser.add_argument("--duration", type=float, help="seconds of traffic (default: as the cells say)")
@@ -162,13 +184,15 @@ def main(arguments: Sequence[str] | None = None) -> None:
     print(heading())
     entries: list[dict[str, Any]] = []
     with ProcessPoolExecutor(args.workers) as pool:
-        for found in pool.map(run_cell, args.cells, [args.duration] * len(args.cells)):
-            for entry in found:
+        for of_cell in pool.map(run_cell, args.cells, [args.duration] * len(args.cells)):
+            for entry in of_cell:
                 print(row(entry))
                 sys.stdout.flush()
-            entries += found
-    print(json.dumps(summary(entries)))
+            entries += of_cell
+    found = summary(entries)
+    print(json.dumps(found))
+    return 1 if found["flapping"] else 0
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(main())

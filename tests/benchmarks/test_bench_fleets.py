@@ -1,6 +1,7 @@
 """The fleet matrix: files are as the cells say, the default loses no request in any of them, and the report adds up."""
 
 import json
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 
 import pytest
@@ -43,6 +44,7 @@ def test_in_every_fleet_all_requests_end_once_and_none_is_refused_wrongly(name):
     assert sorted(record.id for record in result.records) == expected
     latencies = [instance.latency for instance in plan.settings.instances]
     assert not any(bench_fleets.wrongly_refused(record, latencies) for record in result.records)
+    assert bench_fleets.direction_changes(result) <= bench_fleets.changes_allowed(plan)
 
 
 @pytest.mark.simulated
@@ -85,6 +87,31 @@ def test_a_stage_changes_direction_by_its_own_decisions():
     assert bench_fleets.direction_changes(result) == 0
     result.decisions.append(Decision("role_change", "demand_diverged", "model/prefill", 2.0, {}))
     assert bench_fleets.direction_changes(result) == 1
+
+
+@pytest.mark.parametrize(
+    ("cell", "most"), [("slots_8", 0), ("elastic", 1), ("elastic_gateways_2", 1), ("elastic_disaggregated", 2)]
+)
+def test_each_scaled_stage_may_change_direction_once_a_run(cell, most):
+    plan = parse_experiment(cells()[cell], bench_fleets._no_files, bench_fleets._no_files)
+    assert bench_fleets.changes_allowed(plan) == most
+
+
+@pytest.mark.parametrize(("changes", "status"), [(1, 0), (2, 1)])
+def test_a_fleet_that_flaps_fails_the_benchmark(monkeypatch, capsys, changes, status):
+    """A run of 48 s may change direction once, as its traffic ends; twice is one too many."""
+
+    def run_cell(name, duration_s):
+        by_policy = {DEFAULT: 1.0, "scorpio": 1.0}
+        of_policy = dict.fromkeys(bench_fleets.BY_POLICY, by_policy)
+        changed = {"direction_changes_per_h": 75.0 * changes, "most_direction_changes_per_h": 75.0}
+        return [{"fleet": name, "rate": 50.0, "times_knee": 2.5, **of_policy, "refused_wrongly": 0, **changed}]
+
+    monkeypatch.setattr(bench_fleets, "ProcessPoolExecutor", ThreadPoolExecutor)
+    monkeypatch.setattr(bench_fleets, "run_cell", run_cell)
+    assert bench_fleets.main(["--cells", "elastic"]) == status
+    found = json.loads(capsys.readouterr().out.splitlines()[-1])
+    assert found["flapping"] == ["elastic at 2.5 knees"] * status
 
 
 def test_requests_that_were_given_up_count_for_each_policy_with_its_cost():

@@ -2,7 +2,9 @@
 
 import json
 import math
+import random
 from dataclasses import replace
+from itertools import pairwise
 
 import pytest
 
@@ -51,6 +53,25 @@ def test_worked_example_h11():
 def test_beat_jitter_does_not_cost_a_tick():
     run = Run()
     assert [short(run.tick(fleet(0.2), s)) for s in (1.0, 0.98, 0.99)] == ["-", "-", "in"]
+
+
+@pytest.mark.parametrize(("sustain_s", "cooldown_s"), [(5, 3), (3, 10), (15, 10)])
+@pytest.mark.parametrize("seed", range(3))
+def test_no_load_makes_it_change_direction_more_than_twice_in_a_hold_and_a_cool_down(sustain_s, cooldown_s, seed):
+    """An hour of loads that jump between too much and too little, for as long as hurts most or at random."""
+    config = replace(CONFIG, sustain_s=sustain_s, cooldown_s=cooldown_s, max_instances=4)
+    rng, run, at = random.Random(seed), Run(config), []
+    members, load, until = ["ready"] * 2, 0.9, 0.0
+    while run.now < 4600:
+        if run.now >= until:
+            load = 0.05 if load > 0.5 else 2.0
+            until = run.now + (rng.choice([1, 2, max(sustain_s, cooldown_s) + 1]) if seed else sustain_s + 1)
+        seen = [Member(f"i{number}", state, load) for number, state in enumerate(members)]
+        for action in run.tick(fleet(load, *seen)):
+            at.append((run.now, isinstance(action, Drain)))
+            members = (members[:-1] or members) if isinstance(action, Drain) else [*members, "ready"]
+    changes = sum(one[1] != other[1] for one, other in pairwise(at))
+    assert 100 < changes <= 2 * 3600 / max(sustain_s, cooldown_s)
 
 
 def test_what_requests_need_goes_last_and_not_for_a_low_load():
