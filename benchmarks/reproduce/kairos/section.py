@@ -21,6 +21,7 @@ from benchmarks.reproduce.kairos.gains import (
     times_knee,
 )
 from benchmarks.reproduce.kairos.setting import (
+    CONSTANTS,
     DISTSERVE,
     KAIROS,
     KAIROS_PRINTED,
@@ -32,6 +33,7 @@ from benchmarks.reproduce.kairos.setting import (
     PER_SEQUENCE_S,
     SIGMA,
     TESTBED,
+    Constant,
     Figures,
     long_tail,
     mooncake,
@@ -188,6 +190,8 @@ prompts of at most 32,768 tokens. Longer ones are kept because the paper speaks 
 pace the longest sequence sets, fits best with 131,072. The KV cache limits nothing: no request waits for it even at
 QPS 5 (seed 1, DistServe and *as read*). Each policy runs with the best prefill batch and decode slots of its own sweep.
 
+{constants}
+
 *As read* is `kairos_urgency` for prefill and, for decode, `kairos_decode` with `reserve` "longest": it reserves
 the time of a step with all sequences at the pace of the longest one. As a change of ours, sequences that can
 no longer meet their target do not delay the others (decision 288). *As printed* is
@@ -210,7 +214,12 @@ def settings_text() -> str:
     return SETTINGS.format(
         over=times_knee(3.0), under=times_knee(2.0), median=f"{MEDIAN:,}", sigma=SIGMA, longest=f"{LONGEST:,}",
         outputs=OUTPUT_MEAN, power=OUTPUT_POWER, cost=1000 * PER_SEQUENCE_S, kv=f"{TESTBED.kv_tokens:,}",
+        constants="\n".join(("| constant | value | from |", "| --- | --- | --- |", *map(_line, CONSTANTS))),
     )  # fmt: skip
+
+
+def _line(constant: Constant) -> str:
+    return f"| {' | '.join(constant)} |"
 
 
 def retold(stored: Section) -> Section:

@@ -25,6 +25,39 @@ ANCHORS = LatencyCoefficients(0.0, 4.76595e-5, 1.48614e-10, 9.04667e-3, 2.38444e
 TESTBED = Testbed(ANCHORS, chunk=8_192, kv_tokens=2_000_000, decode_slots=128, ttft_s=TTFT_S, tpot_s=TPOT_S)
 MOONCAKE = Path(__file__).resolve().parents[2] / "data" / "mooncake_conversation_1000.csv.gz"
 
+
+class Constant(NamedTuple):
+    """One number of the testbed, and where it is from."""
+
+    name: str
+    value: str
+    source: str
+
+
+FIRST_TOKENS = "fitted to DistServe's TTFT attainment"
+DECODES = "fitted to DistServe's TPOT attainment, attainment of both and decode speed"
+CONSTANTS = (
+    Constant("targets", f"{TTFT_S:g} s to the first token, {1000 * TPOT_S:g} ms a token", "the paper, section 4.1"),
+    Constant("prefill, a token and its square", f"{ANCHORS.prefill_b:g} s, {ANCHORS.prefill_c:g} s",
+             "the paper, section 2.2: 8K tokens in 0.4004 s, 128K in 8.8 s (K8)"),
+    Constant("decode step, and each token of its longest sequence",
+             f"{1000 * ANCHORS.decode_a:.2f} ms, {1e6 * ANCHORS.decode_b:.3f} us",
+             "the paper, section 2.2: 11.0 ms at 8K tokens, 40.3 ms at 128K (K8)"),
+    Constant("decode step, each sequence", f"{1000 * PER_SEQUENCE_S:.2f} ms", DECODES),
+    Constant("prompts, median and sigma", f"{MEDIAN:,}, {SIGMA:g}", FIRST_TOKENS),
+    Constant("longest prompt", f"{LONGEST:,}", f"{DECODES}; the paper speaks of prompts of 128K"),
+    Constant("shortest prompt", f"{SHORTEST}", "ours: two of 1,000 prompts would be shorter"),
+    Constant("answers, at a prompt of 2,200, growing with its power", f"{OUTPUT_MEAN}, {OUTPUT_POWER:g}", DECODES),
+    Constant("answers, sigma of their noise, and the longest", f"{OUTPUT_SIGMA:g}, {LONGEST_OUTPUT:,}",
+             "ours, fitted to nothing"),
+    Constant("KV tokens of the decode engine", f"{TESTBED.kv_tokens:,}", f"{DECODES}; no request waits for them"),
+    Constant("KV tokens a second of the link", f"{TESTBED.link_tokens_per_s:,.0f}",
+             "ours, fitted to nothing: a prompt of the median length moves in a millisecond"),
+    Constant("requests of a run", f"{REQUESTS:,}", "ours; by three seeds"),
+    Constant("prefill batch, decode slots", "each policy's own",
+             "the best of a sweep for each policy by what it attains, at QPS 3 and two seeds of its own"),
+)  # fmt: skip
+
 _QUANTILES = np.array([NormalDist().inv_cdf((i + 0.5) / REQUESTS) for i in range(REQUESTS)])
 
 

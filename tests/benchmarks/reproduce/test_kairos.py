@@ -18,16 +18,19 @@ from benchmarks.reproduce.kairos.gains import (
     table_of_gains,
     times_knee,
 )
-from benchmarks.reproduce.kairos.section import reproduce
+from benchmarks.reproduce.kairos.section import reproduce, settings_text
 from benchmarks.reproduce.kairos.setting import (
     ANCHORS,
+    CONSTANTS,
     DISTSERVE,
     FCFS,
     KAIROS,
     LONGEST,
+    LONGEST_OUTPUT,
     MEDIAN,
     OUTPUT_MEAN,
     OUTPUT_POWER,
+    OUTPUT_SIGMA,
     PAIRS,
     PER_SEQUENCE_S,
     SIGMA,
@@ -115,6 +118,24 @@ def test_prompts_are_fitted_to_distserves_ttft():
     used = next(tail for tail in found if (tail.sigma, tail.longest) == (SIGMA, LONGEST))
     assert used.error < found[0].error + 2.0
     assert used.median == pytest.approx(MEDIAN, rel=0.05)
+
+
+def test_the_page_says_where_each_constant_of_the_testbed_is_from():
+    """None is fitted to what the paper publishes of Kairos."""
+    text = settings_text()
+    numbers = [
+        f"{MEDIAN:,}", f"{SIGMA:g}", f"{LONGEST:,}", str(OUTPUT_MEAN), f"{OUTPUT_POWER:g}", f"{OUTPUT_SIGMA:g}",
+        f"{LONGEST_OUTPUT:,}", f"{1000 * PER_SEQUENCE_S:.2f} ms", f"{TESTBED.kv_tokens:,}", f"{TESTBED.ttft_s:g} s",
+        f"{1000 * TESTBED.tpot_s:g} ms", f"{TESTBED.link_tokens_per_s:,.0f}", f"{ANCHORS.prefill_b:g} s",
+        f"{ANCHORS.prefill_c:g} s", f"{1000 * ANCHORS.decode_a:.2f} ms", f"{1e6 * ANCHORS.decode_b:.3f} us",
+    ]  # fmt: skip
+    values = " ".join(constant.value for constant in CONSTANTS)
+    assert [number for number in numbers if number not in values] == []
+    for constant in CONSTANTS:
+        assert f"| {constant.name} | {constant.value} | {constant.source} |" in text
+        assert constant.source.startswith(
+            ("the paper, section", "fitted to DistServe's", "ours", "the best of a sweep")
+        )
 
 
 def test_the_fit_uses_what_is_published_of_distserve():
