@@ -15,7 +15,7 @@ from controller.core.decisions import Figure
 from controller.core.policy import Cost
 from controller.core.snapshot import FleetState
 from controller.core.types import DEFAULT_MAX_NUM_SEQS, InstanceSpec, LatencyCoefficients, Load, Request, Role
-from controller.dispatch.learned import relearn
+from controller.dispatch.learned import believe, relearn
 from controller.dispatch.lifecycle import Sent, count_admitted
 from controller.predict.latency import (
     ENOUGH,
@@ -509,14 +509,12 @@ class ShadowInstance:
         return False
 
     def refitted(self) -> None:
-        self.latency.coefficients = self.fit.coefficients
-        self.changes += 1
+        believe(self, self.fit.coefficients)
 
     def set_profile(self, coefficients: LatencyCoefficients) -> None:
         """A new profile from configuration: learning starts over from it."""
-        self.latency.coefficients = coefficients
         self.fit = OnlineFit(coefficients)
-        self.changes += 1
+        self.refitted()
 
     def view(self, now: float) -> FleetState:
         state = self.state if self.load is None or self.load.awake else "asleep"

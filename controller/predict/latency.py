@@ -15,7 +15,8 @@ While an engine only prefills (a prefill instance, or one that was idle), its pr
 Both are linear in the coefficients. Recursive normal equations with forgetting keep the newest few hundred intervals in
 42 numbers. The profile that an instance starts with enters as a few intervals, so that the first unusual ones cannot
 move the fit far, and fades as measurements come in. A profile may be of another machine, which is slower or faster in
-everything: it is first scaled by how much longer or shorter than predicted the recent intervals were.
+everything: it is first scaled by how much longer or shorter than predicted the recent intervals were. Since such a
+profile loses requests as long as it is believed, the first refits come after a few intervals each.
 """
 
 from __future__ import annotations
@@ -122,7 +123,8 @@ class LatencyModel:
 
 
 class OnlineFit:
-    """`forgetting` per interval (0.995: some 200 intervals count); a refit every `every` intervals.
+    """`forgetting` per interval (0.995: some 200 intervals count); a refit every `every` intervals, and every `FEWEST`
+    of the first ones.
 
     `decode_samples` and `prefill_samples` count the intervals that say something about decode steps and about prefills.
     `error` is the recent mean of |predicted - measured| / measured, None before the first interval.
@@ -169,7 +171,7 @@ class OnlineFit:
         self._speeds[row[0] > 0].add(seconds, _predict(self._prior, row))
         self._add([value / seconds for value in row], 1.0, self._forgetting)
         self.samples += 1
-        if self.samples % self._every:
+        if self.samples % (self._every if self.samples > self._every else min(FEWEST, self._every)):
             return False
         self._refit()
         return True
@@ -233,8 +235,8 @@ class OnlineFit:
 
     def _scaled_prior(self) -> LatencyCoefficients:
         alone, mixed = self._speeds
-        prefill = alone.value or mixed.value or 1.0
-        decode = mixed.value or alone.value or 1.0
+        either = alone.value or mixed.value or alone.with_another(mixed) or 1.0
+        prefill, decode = alone.value or either, mixed.value or either
         k = self._prior
         return LatencyCoefficients(*(prefill * each for each in k[:3]), *(decode * each for each in k[3:]))
 
@@ -255,6 +257,11 @@ class RecentRatio:
     @property
     def value(self) -> float | None:
         return math.exp(self._log) if self._count >= FEWEST else None
+
+    def with_another(self, other: RecentRatio) -> float | None:
+        """The mean of both, where neither has `FEWEST`; None if they have fewer together."""
+        count = self._count + other._count
+        return math.exp((self._count * self._log + other._count * other._log) / count) if count >= FEWEST else None
 
     def state(self) -> list[float]:
         return [self._log, self._count]

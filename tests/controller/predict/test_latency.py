@@ -125,6 +125,37 @@ def test_online_fit_finds_an_engine_three_times_slower_than_its_profile():
     assert found.prefill_sums(1000, 10**6) == pytest.approx(wanted.prefill_sums(1000, 10**6), rel=0.2)
 
 
+@pytest.mark.parametrize("alone", [0, 1, 4], ids=["no prefill alone", "one", "more of them than of others"])
+def test_five_intervals_correct_the_profile_of_another_machine(alone):
+    """Whatever they are of: a machine that is four times as fast loses requests for each one more."""
+    prior = LatencyCoefficients(0.02, 2e-4, 4e-9, 0.04, 4e-7, 1.2e-4)
+    truth = LatencyCoefficients(*(each / 4 for each in prior))
+    learned = OnlineFit(prior)
+    for seen in intervals(truth, 5 - alone, random.Random(2)):
+        learned.observe(*seen)
+    for tokens in range(500, 500 + alone):
+        learned.observe_prefills(1, tokens, tokens**2, LatencyModel(truth).prefill([tokens]))
+    found, wanted = LatencyModel(learned.coefficients), LatencyModel(truth)
+    assert found.decode(4, 5_000) == pytest.approx(wanted.decode(4, 5_000), rel=0.15)
+    assert found.prefill([1000]) == pytest.approx(wanted.prefill([1000]), rel=0.15)
+
+
+def test_the_first_intervals_of_a_noisy_machine_move_a_right_profile_little():
+    """Each is off by half of its time or so. After a few of them predictions are off by no more than after many."""
+    truth = LatencyCoefficients(0.005, 5e-5, 1e-9, 0.01, 1e-7, 3e-5)
+    wanted, errors = LatencyModel(truth), [list[float]() for _ in range(50)]
+    for seed in range(20):
+        rng, learned = random.Random(seed), OnlineFit(truth)
+        for found, (*seen, seconds) in zip(errors, intervals(truth, 50, rng), strict=True):
+            learned.observe(*seen, seconds * rng.lognormvariate(0.0, 0.4))
+            model = LatencyModel(learned.coefficients)
+            found.append(abs(model.decode(8, 8_000) / wanted.decode(8, 8_000) - 1))
+            found.append(abs(model.prefill([1000]) / wanted.prefill([1000]) - 1))
+    of_few, of_many = ([sorted(each)[36] for each in part] for part in (errors[:25], errors[25:]))
+    assert max(of_few) < 0.45
+    assert max(of_few) < 1.1 * max(of_many)
+
+
 def test_online_fit_ignores_intervals_of_nothing():
     learned = OnlineFit(H1.coefficients)
     assert learned.observe(0, 1, 1, 0, 0, 1.0) is False

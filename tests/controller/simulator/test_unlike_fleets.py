@@ -72,7 +72,7 @@ def test_an_instance_that_no_one_profiled_refuses_nothing_on_a_guess(prompt, out
 
 @pytest.mark.parametrize("factor", [0.25, 4.0])
 def test_a_profile_that_is_four_times_wrong_is_learned_within_200_requests(factor):
-    """What an instance could keep is not refused on the way."""
+    """What an instance could keep is not refused on the way, and hardly more is missed than with the right profile."""
     wrong = replace(QUICK, believed=LatencyCoefficients(*(factor * each for each in A100)))
     rng = np.random.default_rng(5)
     targets = Targets(0.4, 0.05, None, 10.0)
@@ -82,9 +82,12 @@ def test_a_profile_that_is_four_times_wrong_is_learned_within_200_requests(facto
     ]
     result = simulate(demands, instances=(wrong,))
     assert refused(result) == []
-    late = [record for record in result.records if int(record.id[1:]) >= 200]
-    truth = simulate(demands, instances=(QUICK,))
-    assert attained_of(late, targets) >= attained_of(truth.records[200:], targets) - 0.02
+    records, truth = (
+        sorted(each.records, key=lambda record: int(record.id[1:]))
+        for each in (result, simulate(demands, instances=(QUICK,)))
+    )
+    assert attained_of(records[200:], targets) >= attained_of(truth[200:], targets) - 0.02
+    assert attained_of(records[:200], targets) >= attained_of(truth[:200], targets) - 0.05
 
 
 def attained_of(records, targets):
