@@ -276,11 +276,13 @@ class Hanging:
 
 async def test_answers_wait_for_a_redis_that_hangs_no_longer_than_for_steps(monkeypatch):
     monkeypatch.setattr("api.openai.stored_responses.RUN_S", 0.3)
+    monkeypatch.setattr("api.openai.stored_responses.READ_S", 1.0)
     async with gateway() as bed:
         bed.gateway.steps.board = Hanging()
         began = asyncio.get_running_loop().time()
         made = await asyncio.gather(*(ask(bed, asked(f"hello {number}")) for number in range(80)))
-        assert asyncio.get_running_loop().time() - began < 3.0, "all at once, and not four after one another"
+        took_s = asyncio.get_running_loop().time() - began
+        assert took_s < 10.0, "all at once, and not four after one another, which takes 20 s"
         assert {each["store"] for each in made} == {False}
         assert (await call(bed, made[0]["id"])).status == 503
         assert bed.gateway.steps.lane("acme").waiting == 0
