@@ -90,6 +90,20 @@ class LearnedFile:
             return None
 
 
+def _used(age_s: float, window_s: float) -> str:
+    """Which parts of a state of this age are used again, for the log. `window_s`: of the attainment windows."""
+    limits = (
+        ("attainment windows", window_s),
+        ("latencies of instances", LATENCY_S),
+        ("frames of the ordering", FRAMES_S),
+        ("lengths and times of reasoning", LENGTHS_S),
+    )
+    used, old = ([name for name, limit in limits if (age_s < limit) is kept] for kept in (True, False))
+    if not used:
+        return "is too old to be used"
+    return "is used again" + (f", but for what is too old: {', '.join(old)}" if old else "")
+
+
 class LearnedState:
     """Restore before the first instance is announced, then run."""
 
@@ -125,8 +139,7 @@ class LearnedState:
         if "workflows" in stored.parts:  # files of older releases lack it
             self._part("workflows", gateway.workflows.restore)
         gateway.fleet.learned = self._of_instance
-        told = "is used again" if stored.age_s < LENGTHS_S else "is too old to be used"
-        log.info("what was learned until %.0f s ago %s", stored.age_s, told)
+        log.info("what was learned until %.0f s ago %s", stored.age_s, _used(stored.age_s, windows.window_s))
 
     def restore_configured(self) -> None:
         """What priorities measured, and the frames of the ordering: once the gateway has its configuration."""
@@ -196,7 +209,7 @@ class LearnedState:
         if stored is None or spec.id in self._seen:
             return None
         self._seen.add(spec.id)
-        if stored.age_s + self._gateway.clock() - self._stored_at > LATENCY_S:
+        if stored.age_s + self._gateway.clock() - self._stored_at >= LATENCY_S:
             return None
         try:
             url, model, state = stored.parts["instances"].get(spec.id, ("", "", None))

@@ -233,6 +233,33 @@ def test_what_is_too_old_is_not_used(taken, file, later_s, kept, caplog):
     assert (found["answer"] == first["answer"]) == ("answer" not in kept)
 
 
+OF_WINDOWS, OF_INSTANCES = "attainment windows", "latencies of instances, frames of the ordering"
+
+
+@pytest.mark.parametrize(
+    ("age_s", "kept", "told"),
+    [
+        (30.0, {"windows", "instances", "answer"}, "is used again"),
+        (60.0, {"instances", "answer"}, f"is used again, but for what is too old: {OF_WINDOWS}"),
+        (LATENCY_S - 30, {"instances", "answer"}, f"is used again, but for what is too old: {OF_WINDOWS}"),
+        (LATENCY_S, {"answer"}, f"is used again, but for what is too old: {OF_WINDOWS}, {OF_INSTANCES}"),
+        (LENGTHS_S - 0.001, {"answer"}, f"is used again, but for what is too old: {OF_WINDOWS}, {OF_INSTANCES}"),
+        (LENGTHS_S, set(), "is too old to be used"),
+    ],
+)
+def test_the_log_says_what_of_a_state_is_used_at_its_age(taken, file, age_s, kept, told, caplog):
+    """To the second of the wall clock."""
+    at = json.loads(file.path.read_bytes().partition(b"\n")[0])["at"]
+    with caplog.at_level(logging.INFO):
+        found, known_age_s = known(file, wall=lambda: at + age_s)
+    assert known_age_s == pytest.approx(age_s, abs=1e-6)
+    (line,) = [each.getMessage() for each in caplog.records if "what was learned until" in each.getMessage()]
+    assert line == f"what was learned until {age_s:.0f} s ago {told}"
+    assert bool(found["windows"]) == ("windows" in kept)
+    assert (found["instances"] == taken[1]["instances"]) == ("instances" in kept)
+    assert (found["answer"] == taken[1]["answer"]) == ("answer" in kept)
+
+
 def moved(config, **changes):
     first, *rest = config.instances
     return replace(config, instances=(replace(first, **changes), *rest))
