@@ -18,9 +18,11 @@ import asyncio
 import contextlib
 import json
 import os
+import re
 import sys
 import tempfile
 import time
+import urllib.request
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -44,11 +46,14 @@ from benchmarks.servers.engines import (
 from benchmarks.vllm.plugin_plan import (
     CONTENDERS,
     FCFS,
+    LITTLE_KV,
     LONG_TAIL,
     PLUGINS,
     PluginContender,
     PluginFigures,
+    Preempted,
     differing_share,
+    pairs,
 )
 
 TIMES = (1.0, 1.3)
@@ -57,11 +62,15 @@ START_RATE = 4.0  # requests/s, where the search for the knee begins
 ALONE = 6
 CUTOFF_S = 20.0
 ANSWER_S = 300.0
+PAIRS = 3
+_PREEMPTIONS = re.compile(r"(?m)^vllm:num_preemptions_total(?:\{[^}]*\})? ([0-9.e+]+)")
 
 
 @contextlib.contextmanager
-def servers(folder: Path, contenders: Sequence[PluginContender]) -> Iterator[dict[str, RunningEngine]]:
-    """By contender, one server for each different setting, all started at once."""
+def servers(
+    folder: Path, contenders: Sequence[PluginContender], arguments: Sequence[str] = ()
+) -> Iterator[dict[str, RunningEngine]]:
+    """By contender, one server for each different setting, all started at once, with further `arguments`."""
     wanted = {
         contender.name: (
             *("--scheduling-policy", contender.scheduling),
@@ -70,7 +79,8 @@ def servers(folder: Path, contenders: Sequence[PluginContender]) -> Iterator[dic
         for contender in contenders
     }
     settings = list(dict.fromkeys(wanted.values()))
-    with vllm_servers(len(settings), folder, environment=PLUGIN_ENVIRONMENT, each=settings) as started:
+    each = [(*setting, *arguments) for setting in settings]
+    with vllm_servers(len(settings), folder, environment=PLUGIN_ENVIRONMENT, each=each) as started:
         yield {name: started[settings.index(setting)] for name, setting in wanted.items()}
 
 
@@ -123,6 +133,18 @@ class PluginBench:
                     self.figures.differing[contender.name] = differing_share(first, answers)
                 note(f"  batch of {len(plan)}: {contender.name:18} {seconds:.1f} s")
 
+    def preempted(self, count: int) -> None:
+        """On servers with LITTLE_KV: `count` pairs of requests, each pair at once."""
+        asked = pairs(count)
+        alone = self._batch(FCFS, [each for pair in asked for each in pair], 1)[0]
+        for contender in (FCFS, *self.plugins):
+            url = self.engines[contender.name].url
+            before = preemptions(url)
+            told = [answer for pair in asked for answer in self._batch(contender, pair, 2)[0]]
+            found = Preempted(round(preemptions(url) - before), told == alone)
+            self.figures.preempted[contender.name] = found
+            note(f"  pairs: {contender.name:18} {found.times} preempted, {'equal' if found.equal else 'not equal'}")
+
     def _batch(
         self, contender: PluginContender, plan: Sequence[PlannedArrival], at_once: int
     ) -> tuple[list[list[int]], float]:
@@ -131,6 +153,15 @@ class PluginBench:
         started = time.monotonic()
         answers = asyncio.run(_answers(url, contender, plan, at_once))
         return answers, time.monotonic() - started
+
+
+def preemptions(url: str) -> float:
+    """Of the server since its start. Raises RuntimeError without the metric."""
+    with urllib.request.urlopen(f"{url}/metrics", timeout=10) as reply:
+        found = _PREEMPTIONS.findall(reply.read().decode())
+    if not found:
+        raise RuntimeError(f"{url} does not tell its preemptions")
+    return sum(map(float, found))
 
 
 async def _answers(
@@ -167,6 +198,9 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--knee", type=float, help="requests/s, instead of searching for it")
     names = [contender.name for contender in PLUGINS]
     parser.add_argument("--policies", default=",".join(names), help="only these of the plug-in, comma-separated")
+    parser.add_argument(
+        "--preempted", action=argparse.BooleanOptionalAction, default=True, help="answers that were preempted"
+    )
     arguments = parser.parse_args()
     wanted = arguments.policies.split(",")
     if unknown := sorted(set(wanted) - set(names)):
@@ -191,6 +225,10 @@ def main() -> int:
                 knee = arguments.knee or bench.knee()
                 bench.loads(knee, rounds)
                 bench.tokens(rounds, 40 if quick else arguments.batch)
+            if arguments.preempted:
+                asked = [each for each in arguments.contenders if each is FCFS or each in bench.plugins]
+                with servers(Path(name) / "little", asked, LITTLE_KV) as bench.engines:
+                    bench.preempted(1 if quick else PAIRS)
         except RuntimeError as error:  # a server that does not start, or no knee
             print(f"bench-vllm-plugin: {error}", file=sys.stderr)
             return 1

@@ -11,11 +11,13 @@ import statistics
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cache
-from typing import Any
+from typing import Any, NamedTuple
+
+import numpy as np
 
 from benchmarks.load.lengths import stopped
 from benchmarks.load.scoring import percentile
-from benchmarks.load.workloads import PlannedArrival, Task, sustained
+from benchmarks.load.workloads import FIRST_PLAIN_TOKEN, VOCABULARY, PlannedArrival, Task, sustained
 from controller.core.types import Targets
 from controller.simulator.workloads.arrivals import Lengths
 from workers.backends.hints import Hints
@@ -75,8 +77,37 @@ PLUGINS = (
     PluginContender("plugin_s_edf", settings={"order": "s_edf"}, says="hints"),
     PluginContender("plugin_urgency", settings={"order": "kairos_urgency"}, says="hints"),
     PluginContender("plugin_calm", settings={"order": "calm"}, says="hints"),
+    PluginContender("plugin_slack", settings={"order": "s_edf", "decode": "kairos_decode"}, says="hints"),
 )
 CONTENDERS = (FCFS, *PRIORITIES, *PLUGINS)
+# Of servers with little KV: two answers of a pair do not fit at once, so that one of them is preempted and computed
+# again. A server keeps one block for itself, and must hold the longest context.
+BLOCK_TOKENS, BLOCKS, SHORT_CONTEXT = 128, 10, 1_024
+LITTLE_KV = (
+    *("--block-size", str(BLOCK_TOKENS), "--num-gpu-blocks-override", str(BLOCKS)),
+    *("--max-model-len", str(SHORT_CONTEXT)),
+)
+PAIR_PROMPT, PAIR_ANSWER = 200, 600
+PAIR_SEED = 3600
+
+
+def pairs(count: int) -> list[tuple[PlannedArrival, PlannedArrival]]:
+    """Of requests that fit a server with LITTLE_KV one by one only."""
+    rng = np.random.default_rng(PAIR_SEED)
+
+    def one() -> PlannedArrival:
+        prompt = rng.integers(FIRST_PLAIN_TOKEN, VOCABULARY, PAIR_PROMPT).tolist()
+        return PlannedArrival(0.0, LONG_TAIL[0], tuple(prompt), PAIR_ANSWER)
+
+    return [(one(), one()) for _ in range(count)]
+
+
+class Preempted(NamedTuple):
+    """`times`: preemptions while pairs ran at once. `equal`: whether all answers had the tokens that they have one at a
+    time at `fcfs`."""
+
+    times: int
+    equal: bool
 
 
 @dataclass(slots=True)
@@ -88,6 +119,8 @@ class PluginFigures:
     equal_alone: dict[str, bool] = field(default_factory=dict)
     differing: dict[str, float] = field(default_factory=dict)  # share of answers with other tokens than in a fcfs run
 
+    preempted: dict[str, Preempted] = field(default_factory=dict)  # by contender
+
     def note(self, load: str, contender: str, attainment: float) -> None:
         self.attained.setdefault(load, {}).setdefault(contender, []).append(attainment)
 
@@ -97,6 +130,8 @@ class PluginFigures:
             "attainment": attainment,
             "over_best": {load: over_best(of) for load, of in attainment.items()},
             "equal_alone": bool(self.equal_alone) and all(self.equal_alone.values()),
+            "equal_preempted": {name: of.equal if of.times else None for name, of in self.preempted.items()},
+            "preemptions": {name: of.times for name, of in self.preempted.items()},
             "differing_share": self.differing,
             "throughput_share": {
                 name: self._share(of) for name, of in self.seconds.items() if name.startswith("plugin_")
