@@ -65,7 +65,6 @@ WORKFLOWS = 50
 DEADLINE_S = 300.0
 WITHIN_S = 0.5
 PROBES = (60, 120, 200, 300, 400, 500, 700, 900, 1_200, 1_600)  # prompt tokens
-SETTLE_S = 2.0
 PATIENCE_S = 30.0
 
 
@@ -109,6 +108,18 @@ def bounds(caller: RestartClient, records: Recorded) -> list[int]:
     return [stored(records, request_id, "length_bounds")[1] for request_id in asked]
 
 
+def keep(caller: RestartClient) -> None:
+    """Wait until the gateway has stored what it has learned until now. On a busy machine it writes more rarely than
+    once a second, and a fixed wait measured how old the stored state was. Raises TimeoutError."""
+    asked_at = time.monotonic()
+    while time.monotonic() < asked_at + PATIENCE_S:
+        began = time.monotonic()
+        if 0 <= caller.metric("slackline_learned_age_seconds ") < began - asked_at:
+            return
+        time.sleep(0.1)
+    raise TimeoutError(f"what the gateway has learned was not stored within {PATIENCE_S:.0f} s")
+
+
 def drift_pct(before: Sequence[int], after: Sequence[int]) -> float:
     return round(100.0 * statistics.median(abs(b - a) / a for a, b in zip(before, after, strict=True)), 2)
 
@@ -145,7 +156,7 @@ def measured(stack: Stack, bodies: Sequence[bytes], records: Recorded) -> dict[s
         uvloop.run(send(gateway.url, stack.api_key, bodies[: len(bodies) // 4], RATE))
         bounds(caller, records)  # their answers move the mean of their kind, from which the bounds are predicted
         before = bounds(caller, records)
-        time.sleep(SETTLE_S)  # so that what is stored has the probes' answers too
+        keep(caller)  # with the probes' answers too
         note("the gateway is killed, with its load paused")
         gateway.kill()
     found = killed_under_load(stack, bodies, records, before)
@@ -167,7 +178,7 @@ def killed_under_load(
             load = until_all.enter_context(SteadyLoad(gateway.url, stack.api_key, bodies, RATE))
             due = begun(caller)
             earlier = bounds(caller, records)
-            time.sleep(SETTLE_S)
+            keep(caller)
             later = bounds(caller, records)
             note("the gateway is killed under load")
             killed_at = time.monotonic()

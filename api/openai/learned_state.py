@@ -43,7 +43,7 @@ LENGTHS_S = 7 * 86_400.0  # traffic of a week ago says little of today's
 FUTURE_S = 60.0  # clocks differ by less
 MOST_REQUESTS = 2_000  # of all attainment windows together
 MOST_MEASURED = 2_000  # values of all priority mappings together
-LEAST_PAUSE = 200.0  # times as long as copying took: large fleets are copied more rarely, for 0.5 % of the loop's time
+LEAST_PAUSE = 200.0  # times as long as copying took: large fleets are copied more rarely, for 0.5 % of a processor
 UNREADABLE = (KeyError, TypeError, ValueError, AttributeError, OverflowError)
 
 
@@ -166,9 +166,11 @@ class LearnedState:
 
     async def save(self) -> None:
         """A disk that is full or hangs keeps nobody waiting; it is logged once."""
-        began, at = self._gateway.clock(), self._wall()
+        began, at = time.thread_time(), self._wall()
         parts, now = self._parts(), self._gateway.clock()
-        self._copying_s = now - began
+        # Of the processor: on a busy machine the loop may be interrupted for so long that nothing would be stored for
+        # half a minute.
+        self._copying_s = time.thread_time() - began
         try:
             await self._thread.call(lambda: self._file.save(parts, at), WRITE_S)
         except (OSError, TimeoutError, Busy) as error:

@@ -32,6 +32,7 @@ from controller.predict.lengths import PromptText
 from tests.api.openai.gateways import TestBed, completion, snapshot
 from tests.controller.predict.test_answer_lengths import forest
 from tests.controller.slo.test_classes import MAPPING
+from tests.waiting import until_on_loop
 from workers.backends.fake import Script
 
 SHOWN = ("tenant", "slo_class", "finished", "attained", "ttft_p50_s", "goodput_tokens")
@@ -439,3 +440,23 @@ def test_a_disk_that_is_full_keeps_nobody_waiting_and_is_told_once(tmp_path, cap
             assert (folder / "test.learned.json").stat().st_mode & 0o777 == 0o600
 
     asyncio.run(run())
+
+
+async def test_a_busy_machine_does_not_make_a_gateway_store_more_rarely(tmp_path, monkeypatch):
+    """Copying is bounded as a share of the loop's work. What it waits for other processes is none."""
+    monkeypatch.setattr("api.openai.learned_state.PERIOD_S", 0.01)
+    file = LearnedFile(tmp_path / "test.learned.json")
+    async with TestBed(profiled()) as bed:
+        learned = LearnedState(file, bed.gateway)
+        copied, parts = [], learned._parts
+
+        def interrupted():
+            copied.append(bed.gateway.clock())
+            time.sleep(0.05)
+            return parts()
+
+        monkeypatch.setattr(learned, "_parts", interrupted)
+        running = asyncio.create_task(learned.run())
+        await until_on_loop(lambda: len(copied) >= 3, 8.0)  # 200 times 0.05 s are 10 s
+        running.cancel()
+        learned.close()
