@@ -1,11 +1,13 @@
 """Checkpoints of steps and forks of workflows, in Redis: where the KV of a step is, and which branches go on from it.
 
-Each entry ends with the lease of its checkpoint. The KV is at an engine; here is only who finds it.
+Each entry ends with the lease of its checkpoint. The KV is at an engine; here is only who finds it. A tenant's
+checkpoints, and its forks, are one sorted set each by the time at which they end, so that their number is bounded in
+the script that writes: of checkpoints those that end soonest make room, further forks are refused.
 """
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import orjson
 
@@ -13,6 +15,97 @@ from workers.live import Dialogue
 from workers.steps import STEPS_KEY, name_of_step
 
 LONGEST_LEASE_S = 3_600.0  # that a client may ask for
+MOST_CHECKPOINTS = 10_000  # of one tenant: some 6 MB
+MOST_FORKS = 10_000  # of one tenant: some 6 MB
+AT_ONCE = 200  # that one script drops: some 2 ms
+
+# After the bar of the key: what is no name of an answer (`workers.steps`). `at:` and the name of a step is where its
+# checkpoint is, `steps:` and a workflow the set of its names, `fork:` and `left:` what a fork goes on from and the
+# numbers of its open branches. Other releases know these four.
+_SCRIPT = """
+local key, checkpoints, forks = KEYS[1] .. '|', KEYS[1] .. '|checkpoints', KEYS[1] .. '|forks'
+local time = redis.call('TIME')
+local now = time[1] + time[2] / 1e6
+
+local function drop(name)
+  redis.call('ZREM', checkpoints, name)
+  redis.call('DEL', key .. 'at:' .. name)
+  redis.call('SREM', key .. 'steps:' .. string.sub(name, 34), name)
+end
+
+local function drop_fork(fork)
+  redis.call('ZREM', forks, fork)
+  redis.call('DEL', key .. 'fork:' .. fork, key .. 'left:' .. fork)
+end
+
+local function ended(entries, at_once) return redis.call('ZRANGEBYSCORE', entries, '-inf', now, 'LIMIT', 0, at_once) end
+
+local function lasts(entries, how, entry, seconds, longest)
+  redis.call('ZADD', entries, how, string.format('%.3f', now + seconds), entry)
+  redis.call('PEXPIRE', entries, longest * 1000 + 60000)
+end
+
+local act = {}
+
+function act.keep(name, found, seconds, longest, most, at_once)
+  for _, other in ipairs(ended(checkpoints, at_once)) do drop(other) end
+  local over = redis.call('ZCARD', checkpoints) - most + 1
+  if over > 0 and not redis.call('ZSCORE', checkpoints, name) then
+    for _, other in ipairs(redis.call('ZRANGE', checkpoints, 0, math.min(over, at_once) - 1)) do drop(other) end
+  end
+  local steps = key .. 'steps:' .. string.sub(name, 34)
+  redis.call('SET', key .. 'at:' .. name, found, 'PX', math.ceil(seconds * 1000))
+  redis.call('SADD', steps, name)
+  redis.call('PEXPIRE', steps, longest * 1000)
+  lasts(checkpoints, 'CH', name, seconds, longest)
+end
+
+function act.renew(name, seconds, longest)
+  if redis.call('PEXPIRE', key .. 'at:' .. name, math.ceil(seconds * 1000)) == 0 then return end
+  redis.call('PEXPIRE', key .. 'steps:' .. string.sub(name, 34), longest * 1000)
+  lasts(checkpoints, 'XX', name, seconds, longest)
+end
+
+function act.forget(workflow, at_once)
+  local found = {}
+  for _, name in ipairs(redis.call('SPOP', key .. 'steps:' .. workflow, at_once)) do
+    found[#found + 1] = redis.call('GET', key .. 'at:' .. name) or ''
+    drop(name)
+  end
+  return found
+end
+
+function act.open(fork, branches, found, seconds, longest, most, at_once)
+  for _, other in ipairs(ended(forks, at_once)) do drop_fork(other) end
+  if redis.call('ZCARD', forks) >= tonumber(most) then return 'full' end
+  local left = key .. 'left:' .. fork
+  for number = 0, branches - 1 do redis.call('SADD', left, number) end
+  redis.call('PEXPIRE', left, math.ceil(seconds * 1000))
+  redis.call('SET', key .. 'fork:' .. fork, found, 'PX', math.ceil(seconds * 1000))
+  lasts(forks, 'CH', fork, seconds, longest)
+  return 'open'
+end
+
+function act.renew_fork(fork, seconds, longest)
+  for _, kind in ipairs({'fork:', 'left:'}) do redis.call('PEXPIRE', key .. kind .. fork, math.ceil(seconds * 1000)) end
+  lasts(forks, 'XX', fork, seconds, longest)
+end
+
+function act.leave(fork, number)
+  local left = key .. 'left:' .. fork
+  if redis.call('SREM', left, number) == 0 then return false end
+  if redis.call('SCARD', left) > 0 then return '' end
+  local found = redis.call('GET', key .. 'fork:' .. fork) or ''
+  drop_fork(fork)
+  return found
+end
+
+return act[ARGV[1]](unpack(ARGV, 2))
+"""
+
+
+class TooManyForks(Exception):
+    """The tenant has `MOST_FORKS` forks with open branches."""
 
 
 class KvCheckpoint(NamedTuple):
@@ -28,16 +121,19 @@ class KvCheckpoint(NamedTuple):
 
 
 def _key(tenant: str, kind: str, name: str) -> str:
-    """After the bar: what is no name of an answer (`workers.steps`)."""
     return f"{STEPS_KEY.format(tenant=tenant)}|{kind}:{name}"
 
 
-def keep_checkpoint(tenant: str, workflow: str, step: str, found: KvCheckpoint) -> Dialogue[None]:
-    name, of_workflow = name_of_step(workflow, step), _key(tenant, "steps", workflow)
-    raw, ms = orjson.dumps(list(found._replace(step=name))), int(found.lease_s * 1000)
-    yield ("SET", _key(tenant, "at", name), raw, "PX", ms)
-    yield ("SADD", of_workflow, name)
-    yield ("PEXPIRE", of_workflow, int(LONGEST_LEASE_S * 1000))
+def _run(tenant: str, act: str, *told: str | bytes | float) -> Dialogue[Any]:
+    found = yield ("EVAL", _SCRIPT, 1, STEPS_KEY.format(tenant=tenant), act, *told)
+    return found
+
+
+def keep_checkpoint(tenant: str, workflow: str, step: str, found: KvCheckpoint, left_s: float) -> Dialogue[None]:
+    """`left_s`: of its lease."""
+    name = name_of_step(workflow, step)
+    raw = orjson.dumps(list(found._replace(step=name)))
+    yield from _run(tenant, "keep", name, raw, left_s, LONGEST_LEASE_S, MOST_CHECKPOINTS, AT_ONCE)
 
 
 def read_checkpoint(tenant: str, workflow: str, step: str) -> Dialogue[KvCheckpoint | None]:
@@ -47,35 +143,30 @@ def read_checkpoint(tenant: str, workflow: str, step: str) -> Dialogue[KvCheckpo
 
 def forget_checkpoints(tenant: str, workflow: str) -> Dialogue[list[KvCheckpoint]]:
     """Those of a workflow, which nobody needs any more."""
-    of_workflow, gone = _key(tenant, "steps", workflow), []
-    for name in (yield ("SMEMBERS", of_workflow)):
-        at = _key(tenant, "at", name.decode())
-        found = _checkpoint((yield ("GET", at)))
-        yield ("DEL", at)
-        if found is not None:
-            gone.append(found)
-    yield ("DEL", of_workflow)
+    gone = []
+    while some := (yield from _run(tenant, "forget", workflow, AT_ONCE)):
+        gone += [found for raw in some if (found := _checkpoint(raw)) is not None]
     return gone
 
 
 def open_fork(tenant: str, fork: str, branches: int, found: KvCheckpoint, *, gone: bool = False) -> Dialogue[None]:
-    """`gone`: the checkpoint is not at its engine any more, so no branch goes on from it."""
-    ms = int(found.lease_s * 1000)
-    left = _key(tenant, "left", fork)
+    """`gone`: the checkpoint is not at its engine any more, so no branch goes on from it. Raises TooManyForks."""
     if not gone:
         yield from renew_step(tenant, found)
-    yield ("SADD", left, *range(branches))
-    yield ("PEXPIRE", left, ms)
-    yield ("SET", _key(tenant, "fork", fork), orjson.dumps(found.lease_s if gone else list(found)), "PX", ms)
+    raw = orjson.dumps(found.lease_s if gone else list(found))
+    told = (fork, branches, raw, found.lease_s, LONGEST_LEASE_S, MOST_FORKS, AT_ONCE)
+    if (yield from _run(tenant, "open", *told)) == b"full":
+        raise TooManyForks
 
 
 def lose_checkpoint(tenant: str, branch: str) -> Dialogue[None]:
     """The checkpoint of its fork is gone: further branches are computed. They stay open, as long as before: the lease
     is kept in its place."""
-    key = _key(tenant, "fork", branch.rpartition("-")[0])
+    fork = branch.rpartition("-")[0]
+    key = _key(tenant, "fork", fork)
     found = _checkpoint((yield ("GET", key)))
     if found is not None:
-        yield ("SET", key, orjson.dumps(found.lease_s), "PX", int(found.lease_s * 1000))
+        yield ("SET", key, orjson.dumps(found.lease_s), "PX", int(found.lease_s * 1000), "XX")
 
 
 def join_branch(tenant: str, branch: str) -> Dialogue[KvCheckpoint | None]:
@@ -88,31 +179,21 @@ def join_branch(tenant: str, branch: str) -> Dialogue[KvCheckpoint | None]:
     found = _checkpoint(raw)
     lease_s = _lease_of_the_lost(raw) if found is None else found.lease_s
     if lease_s is not None:
-        for kind in ("fork", "left"):
-            yield ("PEXPIRE", _key(tenant, kind, fork), int(lease_s * 1000))
+        yield from _run(tenant, "renew_fork", fork, lease_s, LONGEST_LEASE_S)
     return found
 
 
 def renew_step(tenant: str, found: KvCheckpoint) -> Dialogue[None]:
     """Its lease has begun again at the engine, so it can be forked as long."""
     if found.step:
-        ms = int(found.lease_s * 1000)
-        yield ("PEXPIRE", _key(tenant, "at", found.step), ms)
-        of_workflow = _key(tenant, "steps", found.step.partition(":")[2])
-        yield ("PEXPIRE", of_workflow, int(LONGEST_LEASE_S * 1000))
+        yield from _run(tenant, "renew", found.step, found.lease_s, LONGEST_LEASE_S)
 
 
 def end_branch(tenant: str, branch: str) -> Dialogue[tuple[bool, KvCheckpoint | None]]:
     """Whether the branch was open, and after the last one the checkpoint, which nobody needs any more."""
     fork, _, number = branch.rpartition("-")
-    left = _key(tenant, "left", fork)
-    if not (yield ("SREM", left, number)):
-        return False, None
-    if (yield ("SCARD", left)):
-        return True, None
-    found = _checkpoint((yield ("GET", _key(tenant, "fork", fork))))
-    yield ("DEL", _key(tenant, "fork", fork))
-    return True, found
+    raw = yield from _run(tenant, "leave", fork, number)
+    return raw is not None, _checkpoint(raw)
 
 
 def _checkpoint(raw: bytes | None) -> KvCheckpoint | None:

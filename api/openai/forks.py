@@ -22,7 +22,9 @@ from controller.dispatch import Scheduler
 from controller.dispatch.shadow_state import ShadowInstance
 from workers.backends.base import Backend, EngineError, NotSupported
 from workers.forks import (
+    MOST_FORKS,
     KvCheckpoint,
+    TooManyForks,
     end_branch,
     forget_checkpoints,
     join_branch,
@@ -80,7 +82,7 @@ class Forks:
             return
         tokens = in_flight.prompt_tokens + in_flight.output_tokens - 1  # the last one's KV is computed with the next
         found = KvCheckpoint(in_flight.instance, in_flight.request.id, tokens, in_flight.checkpoint_s)
-        told = keep_checkpoint(in_flight.request.tenant, step.workflow, step.key, found)
+        told = keep_checkpoint(in_flight.request.tenant, step.workflow, step.key, found, found.lease_s)
         self._spawn(self._keep(self.board.run(told)))
 
     async def _keep(self, telling: Coroutine[Any, Any, None]) -> None:
@@ -104,6 +106,9 @@ class Forks:
             await board.run(open_fork(tenant, name, branches, found, gone=held is False))
         except LiveUnavailable:
             raise _away() from None
+        except TooManyForks:
+            told = f"branches: this tenant has {MOST_FORKS} forks with open branches, which is the most."
+            raise ApiError("rate_limit_exceeded", told, param="branches", retry_after_s=60.0) from None
         return Fork(name, tuple(f"{name}-{number}" for number in range(branches)), held is True, found.lease_s)
 
     async def _told(self, board: Talks, tenant: str, workflow: str, step: str) -> KvCheckpoint | None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 from dataclasses import replace
+from functools import partial
 
 import pytest
 from django.conf import settings
@@ -13,12 +14,14 @@ from tests.api.openai.gateways import completion
 from tests.api.openai.test_steps import gateway
 from tests.api.openai.workflow_gateways import OTHER
 from tests.waiting import until_on_loop
-from workers import live
+from workers import forks, live
 from workers.backends.base import EngineError
 from workers.backends.fake import Script
+from workers.steps import name_of_step
 
 pytestmark = pytest.mark.db
 AWAY = "redis://127.0.0.1:1/0"
+KINDS = ("at:", "steps:", "checkpoints", "fork:", "left:", "forks")
 
 
 @pytest.fixture(autouse=True)
@@ -312,6 +315,75 @@ async def test_a_fork_counts_as_a_request_of_the_quota():
         bed.gateway.configure(replace(found, tenants=(replace(acme, rpm=1), other), version=found.version + 1))
         assert [(await fork(bed)).status for _ in range(2)] == [201, 429]
         assert bed.gateway.quotas.active("acme") == 0
+
+
+async def test_a_tenant_has_so_many_forks_and_no_more(monkeypatch):
+    monkeypatch.setattr("workers.forks.MOST_FORKS", 3)
+    async with gateway("gw-a") as one, gateway("gw-b") as two:
+        await checkpoint(one)
+        names = [shown(await fork(bed, branches=1))["branches"][0] for bed in (one, two, one)]
+        answer = await fork(two)
+        assert (answer.status, answer.error["code"]) == (429, "rate_limit_exceeded")
+        assert (answer.error["param"], int(answer.headers["retry-after"])) == ("branches", 60)
+        redis = live._client(settings.REDIS_URL)
+        assert len(redis.keys("answers:acme|fork:*")) == len(redis.keys("answers:acme|left:*")) == 3
+        assert (await end(one, names[0])).status == 200
+        assert (await fork(two)).status == 201, "one has ended"
+        await one.ask(completion(metadata={"workflow_id": "w1", "step_key": "plan"}, checkpoint=60), key=OTHER)
+        await until_on_loop(lambda: redis.keys("answers:other|at:*"))
+        assert (await fork(two, key=OTHER)).status == 201, "tenants are bounded each by itself"
+
+
+async def test_forks_whose_lease_is_over_make_room(monkeypatch):
+    monkeypatch.setattr("workers.forks.MOST_FORKS", 2)
+    async with gateway() as bed:
+        await checkpoint(bed)
+        names = [shown(await fork(bed))["branches"][0] for _ in range(2)]
+        redis = live._client(settings.REDIS_URL)
+        (of_first,) = (key for key in redis.keys("answers:acme|left:*") if names[0][:-2].encode() in key)
+        redis.zadd("answers:acme|forks", {names[0].rpartition("-")[0]: 1.0})
+        assert (await fork(bed)).status == 201
+        assert not redis.exists(of_first)
+        assert (await end(bed, names[1])).status == 200
+
+
+async def test_a_branch_that_is_used_keeps_its_fork_among_those_that_count(monkeypatch):
+    async with gateway() as bed:
+        await checkpoint(bed)
+        name = shown(await fork(bed))["branches"][0]
+        redis = live._client(settings.REDIS_URL)
+        fork_id = name.rpartition("-")[0]
+        before = redis.zscore("answers:acme|forks", fork_id)
+        redis.zadd("answers:acme|forks", {fork_id: before - 50})
+        assert (await bed.ask(branch(name))).status == 200
+        assert redis.zscore("answers:acme|forks", fork_id) >= before
+
+
+async def test_checkpoints_that_end_soonest_make_room_for_further_ones(monkeypatch):
+    monkeypatch.setattr("workers.forks.MOST_CHECKPOINTS", 2)
+    redis = live._client(settings.REDIS_URL)
+    async with gateway() as bed:
+        for number, (lease_s, left) in enumerate([(60, 1), (30, 2), (90, 2), (10, 2)]):
+            metadata = {"workflow_id": "w1", "step_key": f"s{number}"}
+            await bed.ask(completion(metadata=metadata, checkpoint=lease_s))
+            at = f"answers:acme|at:{name_of_step('w1', f's{number}')}"
+            await until_on_loop(partial(redis.exists, at))
+            assert len(redis.keys("answers:acme|at:*")) == redis.scard("answers:acme|steps:w1") == left
+        assert [(await fork(bed, step=f"s{number}")).status for number in (0, 1, 2, 3)] == [404, 404, 201, 201]
+
+
+def test_what_checkpoints_and_forks_take_of_redis():
+    """The longest names, 64 branches: MOST_CHECKPOINTS and MOST_FORKS times as much is what a tenant can take."""
+    redis, count = live._client(settings.REDIS_URL), 200
+    for number in range(count):
+        workflow = f"{number:0120}"
+        found = forks.KvCheckpoint("i" * 60, f"req-{number:032}", 100_000, 3_600.0)
+        live.run(forks.keep_checkpoint("acme", workflow, "plan", found, 3_600.0))
+        (found,) = [live.run(forks.read_checkpoint("acme", workflow, "plan"))]
+        live.run(forks.open_fork("acme", f"fork-{number:024}", 64, found))
+    taken = {kind: sum(map(redis.memory_usage, redis.keys(f"answers:acme|{kind}*"))) / count for kind in KINDS}
+    assert taken["at:"] + taken["steps:"] + taken["checkpoints"] <= 2_000, taken
+    assert taken["fork:"] + taken["left:"] + taken["forks"] <= 1_500, taken
 
 
 async def test_without_redis_branches_are_computed():
