@@ -11,6 +11,7 @@ import asyncio
 import logging
 import math
 import secrets
+import time
 from collections.abc import Callable, Coroutine, Mapping
 from typing import Any, NamedTuple
 
@@ -38,8 +39,10 @@ from workers.live import LiveUnavailable, Talks
 
 log = logging.getLogger(__name__)
 
-TOLD_S = 0.25  # within which the checkpoint of a step that was just answered is told
+TOLD_S = 1.0  # within which another gateway tells the checkpoint of a step that it has just answered
 LOOK_S = 0.05
+AGAIN_S = 1.0  # after Redis did not take where a checkpoint is
+MOST_UNTOLD = 1_000  # checkpoints that Redis has not taken yet; further ones are told once
 READ_S = 0.25  # longest that Redis may take for a request of a branch; then it is computed
 Spawn = Callable[[Coroutine[Any, Any, None]], object]
 
@@ -72,6 +75,7 @@ class Forks:
         self._backends = backends
         self._scheduler = scheduler
         self._spawn = spawn
+        self._untold: dict[tuple[str, str, str], asyncio.Event] = {}  # by tenant, workflow and step; set: told
 
     # ---- checkpoints ----------------------------------------------------------------------------------------------
 
@@ -82,14 +86,29 @@ class Forks:
             return
         tokens = in_flight.prompt_tokens + in_flight.output_tokens - 1  # the last one's KV is computed with the next
         found = KvCheckpoint(in_flight.instance, in_flight.request.id, tokens, in_flight.checkpoint_s)
-        told = keep_checkpoint(in_flight.request.tenant, step.workflow, step.key, found, found.lease_s)
-        self._spawn(self._keep(self.board.run(told)))
+        name = (in_flight.request.tenant, step.workflow, step.key)
+        told = asyncio.Event()
+        if name in self._untold or len(self._untold) < MOST_UNTOLD:
+            self._untold[name] = told
+        self._spawn(self._keep(self.board, name, found, told))
 
-    async def _keep(self, telling: Coroutine[Any, Any, None]) -> None:
+    async def _keep(self, board: Talks, name: tuple[str, str, str], found: KvCheckpoint, told: asyncio.Event) -> None:
+        """Until Redis has taken it, its lease is over, the step has another one, or nobody needs it any more."""
+        ends = time.monotonic() + found.lease_s
         try:
-            await telling
-        except LiveUnavailable as error:
-            log.info("the checkpoint of a step was not told: %s", error)
+            while (left_s := ends - time.monotonic()) > 0:
+                try:
+                    await board.run(keep_checkpoint(*name, found, left_s))
+                    return
+                except LiveUnavailable as error:
+                    log.info("the checkpoint of a step was not told: %s", error)
+                await asyncio.sleep(AGAIN_S)
+                if self._untold.get(name) is not told:
+                    return
+        finally:
+            told.set()
+            if self._untold.get(name) is told:
+                del self._untold[name]
 
     # ---- forks ----------------------------------------------------------------------------------------------------
 
@@ -112,7 +131,14 @@ class Forks:
         return Fork(name, tuple(f"{name}-{number}" for number in range(branches)), held is True, found.lease_s)
 
     async def _told(self, board: Talks, tenant: str, workflow: str, step: str) -> KvCheckpoint | None:
-        """Where the checkpoint of a step is. A client may ask before the gateway that answered the step has told."""
+        """Where the checkpoint of a step is. A client may ask before the gateway that answered the step has told: this
+        one knows that it has not, another one is given `TOLD_S`. Raises LiveUnavailable."""
+        if (told := self._untold.get((tenant, workflow, step))) is not None:
+            try:
+                async with asyncio.timeout(TOLD_S):
+                    await told.wait()
+            except TimeoutError:
+                raise LiveUnavailable("Redis has not taken where the checkpoint is") from None
         found = await board.run(read_checkpoint(tenant, workflow, step))
         for _ in range(round(TOLD_S / LOOK_S)):
             if found is not None:
@@ -135,6 +161,8 @@ class Forks:
     def forget(self, tenant: str, workflow: str) -> None:
         """The workflow was cancelled: its checkpoints are freed, in the background. What stays for want of Redis ends
         with its lease."""
+        for name in [each for each in self._untold if each[:2] == (tenant, workflow)]:
+            del self._untold[name]
         if self.board is not None:
             self._spawn(self._forget(self.board, tenant, workflow))
 

@@ -17,6 +17,7 @@ from tests.waiting import until_on_loop
 from workers import forks, live
 from workers.backends.base import EngineError
 from workers.backends.fake import Script
+from workers.live import LiveUnavailable
 from workers.steps import name_of_step
 
 pytestmark = pytest.mark.db
@@ -73,6 +74,54 @@ async def test_a_fork_that_is_asked_for_before_the_checkpoint_is_told_finds_it()
         await bed.ask(step())
         answer = await asked
         assert (answer.status, shown(answer)["checkpoint"]) == (201, "held")
+
+
+class Late:
+    """Redis through a gateway's client, which tells checkpoints late: the first `away` times it cannot."""
+
+    def __init__(self, board, late_s=0.0, away=0):
+        self.board, self.late_s, self.away = board, late_s, away
+
+    async def run(self, dialogue):
+        if dialogue.__name__ == "keep_checkpoint":
+            await asyncio.sleep(self.late_s)
+            if self.away:
+                self.away -= 1
+                raise LiveUnavailable("away")
+        return await self.board.run(dialogue)
+
+
+@pytest.mark.parametrize("told", [{"late_s": 0.6}, {"away": 2}], ids=["late", "again"])
+async def test_a_fork_waits_for_the_checkpoint_that_its_gateway_has_not_told_yet(monkeypatch, told):
+    monkeypatch.setattr("api.openai.forks.AGAIN_S", 0.1)
+    async with gateway() as bed:
+        bed.gateway.forks.board = Late(bed.gateway.forks.board, **told)
+        await bed.ask(step())
+        answer = await fork(bed)
+        assert (answer.status, shown(answer)["checkpoint"]) == (201, "held")
+
+
+async def test_a_checkpoint_that_redis_does_not_take_can_be_asked_for_again(monkeypatch):
+    """The step has one, so that no 404 is told."""
+    monkeypatch.setattr("api.openai.forks.TOLD_S", 0.1)
+    async with gateway() as bed:
+        bed.gateway.forks.board = Late(bed.gateway.forks.board, late_s=0.5)
+        await bed.ask(step())
+        answer = await fork(bed)
+        assert (answer.status, answer.error["code"]) == (503, "workflows_unavailable")
+        await until_on_loop(lambda: live._client(settings.REDIS_URL).keys("answers:acme|at:*"))
+        assert (await fork(bed)).status == 201
+
+
+async def test_a_checkpoint_of_a_cancelled_workflow_is_not_told_again(monkeypatch):
+    monkeypatch.setattr("api.openai.forks.AGAIN_S", 0.1)
+    async with gateway() as bed:
+        bed.gateway.forks.board = late = Late(bed.gateway.forks.board, away=5)
+        await bed.ask(step())
+        await until_on_loop(lambda: late.away < 5)
+        bed.gateway.forks.forget("acme", "w1")
+        await asyncio.sleep(1.0)
+        assert not live._client(settings.REDIS_URL).keys("answers:acme|at:*")
 
 
 async def test_branches_go_where_the_checkpoint_is_at_any_gateway_and_the_last_one_frees_it():
