@@ -7,8 +7,9 @@ over while it runs and answers 1,500 later requests of the trace.
 
 - `coverage`: of these, by the bounds that their records have, which the gateway gave at their arrival.
 - `takeover_s`: from the commit of the version to the gateway that uses it.
-- `added_p50_ms`, `cpu_ms_per_request`: as `make bench-overhead` measures them at 200 requests/s, without (`off`) and
-  with (`on`) a version in force, in turn on the same gateway; medians.
+- `added_p50_ms`, `cpu_ms_per_request`: as `make bench-overhead` measures them at 200 requests/s with the load of its
+  `--learned` (long answers and workflows), without (`off`) and with (`on`) the version and made-up pattern graphs in
+  force, in turn on the same gateway; medians.
 """
 
 from __future__ import annotations
@@ -46,6 +47,7 @@ MAX_TOKENS = 512
 CONTEXT_TOKENS = 8_192
 PROMPT_PART, ANSWER_PART = 4, 8
 PATIENCE_S = 60.0
+LEARNED_TABLES = ("length_version", "graph_version")
 TASK = "import django; django.setup(); from workers.tasks.lengths import train; train()"
 
 Lengths = Sequence[tuple[int, int]]
@@ -74,7 +76,7 @@ async def send(url: str, api_key: str, bodies: Sequence[bytes], rate: float) -> 
 
 
 def version_in_force(url: str) -> int:
-    """As the gateway's /metrics says; 0: none."""
+    """Of the length forest, as the gateway's /metrics says; 0: none."""
     with urllib.request.urlopen(f"{url}/metrics", timeout=5) as reply:
         lines = reply.read().decode().splitlines()
     found = [line for line in lines if line.startswith("slackline_length_version{")]
@@ -111,14 +113,18 @@ class Recorded:
                 raise RuntimeError(f"{count} records are not stored after {PATIENCE_S:.0f} s")
             time.sleep(0.1)
 
-    def withdraw(self) -> bytes:
-        """Take the version out of force; returns its content."""
-        (content,) = self.one("SELECT content FROM length_version WHERE version = 1")
-        self._connection.execute("UPDATE length_version SET content = NULL WHERE version = 1")
-        return bytes(content)
+    def withdraw(self) -> dict[str, bytes]:
+        """Take the forest and the graphs out of force; returns their contents, by table."""
+        contents = {}
+        for table in LEARNED_TABLES:
+            (content,) = self.one(f"SELECT content FROM {table} WHERE version = 1")
+            self._connection.execute(f"UPDATE {table} SET content = NULL WHERE version = 1".encode())
+            contents[table] = bytes(content)
+        return contents
 
-    def restore(self, content: bytes) -> None:
-        self._connection.execute("UPDATE length_version SET content = %s WHERE version = 1", [content])
+    def restore(self, contents: dict[str, bytes]) -> None:
+        for table, content in contents.items():
+            self._connection.execute(f"UPDATE {table} SET content = %s WHERE version = 1".encode(), [content])
 
     def close(self) -> None:
         self._connection.close()
@@ -145,13 +151,13 @@ def costs(
     found: dict[str, list[dict[str, Any]]] = {"off": [], "on": []}
     for turn in range(1 if quick else TURNS):
         for mode in ("on", "off") if turn % 2 == 0 else ("off", "on"):
-            content = records.withdraw() if mode == "off" else b""
+            contents = records.withdraw() if mode == "off" else {}
             wait_for(gateway.url, 0 if mode == "off" else 1)
             note(f"{COST_RATE} requests/s, {mode}")
             seconds = 3.0 if quick else 6.0
-            found[mode].append(overhead.compare(engine.url, gateway, api_key, COST_RATE, 1, seconds))
-            if content:
-                records.restore(content)
+            mix = overhead.LEARNED
+            found[mode].append(overhead.compare(engine.url, gateway, api_key, COST_RATE, 1, seconds, mix))
+            records.restore(contents)
     names = {"added_p50_ms": "added_p50_ms", "cpu_ms_per_request": "gateway_cpu_ms"}
     return {
         key: {mode: round(statistics.median(row[name] for row in rows), 3) for mode, rows in found.items()}
@@ -212,4 +218,5 @@ def _measured(
         "judged_coverage": round(float(judged), 3),
         "takeover_s": round(taken_at - float(began), 2),
     }
+    overhead.put_in_force(stack, gateway, forest=False)
     return {**measured, **costs(gateway, engine, stack.api_key, records, quick=quick)}
