@@ -18,6 +18,10 @@ Calls of one session (Mooncake's are inferred from shared prefixes) are a workfl
 - `live` (not with `--no-live`): a gateway learns from its own requests, see `benchmarks.analyzer.live`. It starts
   PostgreSQL, Redis, an engine and the gateway. If it fails, `live` has the `error` beside all other figures, and the
   exit status is 1: a machine that is too busy for 100 requests/s cannot be measured so.
+- `gateways` (with `--gateways N`, and then nothing else): adaptive coverage and `pinball` where requests are spread at
+  random over N gateways. Each has its own levels, and as features what it has seen itself: recent answers and, of a
+  workflow, the calls that came to it. `one`: with one gateway; `trained_on_one`: a forest of that, asked by N gateways,
+  as after a second one was added; `trained_on_all`: one of the records of N.
 - `predict_ms`: processor time of one prediction of three quantiles. `train_s`: by trace.
 
 Without `--traces DIR` (a folder with the traces under their names; `make` names one beside the project if there is
@@ -67,12 +71,13 @@ SEED = 0
 
 
 class Answer(NamedTuple):
-    """One request of a trace. `features` as of its arrival, `at`, in seconds."""
+    """One request of a trace. `features` as of its arrival, `at`, in seconds, at its `gateway`."""
 
     session: str
     features: tuple[float, ...]
     tokens: int
     at: float = 0.0
+    gateway: int = 0
 
     @property
     def timed(self) -> PastAnswer:
@@ -95,23 +100,25 @@ def rows(path: Path, most: int | None) -> Iterator[tuple[float, int, int, str]]:
             yield float(row["arrival_s"]), int(row["input_tokens"]), int(row["output_tokens"]), row.get("session") or ""
 
 
-def answers(path: Path, most: int | None, *, sessions: bool) -> list[Answer]:
-    """`sessions`: calls of one session are a workflow. An answer is observed once its tokens are out."""
-    history, found = LengthHistory(), []
-    running: list[tuple[float, int, str, int, int]] = []
+def answers(path: Path, most: int | None, *, sessions: bool, gateways: int = 1) -> list[Answer]:
+    """`sessions`: calls of one session are a workflow. An answer is observed once its tokens are out, by the one of
+    `gateways` that it came to."""
+    rng, histories, found = np.random.default_rng(SEED), [LengthHistory() for _ in range(gateways)], []
+    running: list[tuple[float, int, int, str, int, int]] = []
     for number, (at, prompt, tokens, session) in enumerate(sorted(rows(path, most), key=lambda row: row[0])):
         while running and running[0][0] <= at:
-            _, _, ended, its_prompt, its_tokens = heapq.heappop(running)
-            history.observe(KIND, ended, its_prompt, its_tokens)
-        workflow = session if sessions else ""
-        found.append(Answer(session, history.features(KIND, workflow, prompt, None), tokens, at))
-        heapq.heappush(running, (at + tokens * SECONDS_A_TOKEN, number, workflow, prompt, tokens))
+            _, _, gateway, ended, its_prompt, its_tokens = heapq.heappop(running)
+            histories[gateway].observe(KIND, ended, its_prompt, its_tokens)
+        workflow, gateway = session if sessions else "", int(rng.integers(gateways))
+        features = histories[gateway].features(KIND, workflow, prompt, None)
+        found.append(Answer(session, features, tokens, at, gateway))
+        heapq.heappush(running, (at + tokens * SECONDS_A_TOKEN, number, gateway, workflow, prompt, tokens))
     return found
 
 
-def cut(name: str, path: Path, most: int | None) -> CutTrace:
+def cut(name: str, path: Path, most: int | None, gateways: int = 1) -> CutTrace:
     by_session = name in BY_SESSION
-    found = answers(path, most, sessions=name in SESSIONS)
+    found = answers(path, most, sessions=name in SESSIONS, gateways=gateways)
     if not by_session:
         return CutTrace(name, found[: len(found) // 2], found[len(found) // 2 :])
     names = sorted({each.session for each in found})
@@ -121,6 +128,29 @@ def cut(name: str, path: Path, most: int | None) -> CutTrace:
         [each for each in found if each.session in trained],
         [each for each in found if each.session not in trained],
     )
+
+
+def followed_by_gateway(forest: LengthForest, asked: Sequence[Answer]) -> list[list[int]]:
+    """Upper bounds of each answer (`replayed`), by the levels of its own gateway."""
+    found: list[list[int]] = [[] for _ in asked]
+    for gateway in sorted({each.gateway for each in asked}):
+        places = [place for place, each in enumerate(asked) if each.gateway == gateway]
+        for place, bounds in zip(places, replayed(forest, [asked[place].timed for place in places]), strict=True):
+            found[place] = bounds
+    return found
+
+
+def over_gateways(name: str, path: Path, most: int | None, gateways: int) -> dict[str, Any]:
+    """Adaptive coverage with its interval by tokens out, and what `pinball` is less by."""
+    one, several = cut(name, path, most), cut(name, path, most, gateways)
+    of_one, of_all = forest_of(one.training), forest_of(several.training)
+    runs = {"one": (one, of_one), "trained_on_one": (several, of_one), "trained_on_all": (several, of_all)}
+    return {run: brief(judged(trace, forest)) for run, (trace, forest) in runs.items()}
+
+
+def brief(found: dict[str, Any]) -> dict[str, Any]:
+    told = {produced: [row["adaptive"], *row["adaptive_interval"]] for produced, row in found["coverage"].items()}
+    return {"coverage": told, "pinball_less": found["pinball"]["less"]}
 
 
 def forest_of(training: Sequence[Answer]) -> LengthForest:
@@ -159,7 +189,7 @@ def judged(trace: CutTrace, forest: LengthForest) -> dict[str, Any]:
     at_arrival: list[float] = []
     first: npt.NDArray[Any] = np.array([])
     truth = np.array([each.tokens for each in trace.asked])
-    followed = replayed(forest, [each.timed for each in trace.asked])
+    followed = followed_by_gateway(forest, trace.asked)
     for stage, produced in enumerate(PRODUCED):
         running = [each for each in trace.asked if each.tokens > produced]
         given = [found[stage] for found in followed if len(found) > stage]
@@ -208,6 +238,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument(
         "--live", action=argparse.BooleanOptionalAction, default=True, help="a gateway learns from its own requests"
     )
+    parser.add_argument("--gateways", type=int, metavar="N", help="only what spreading requests over N gateways costs")
     args = parser.parse_args(argv)
     quick = os.environ.get("QUICK", "") not in ("", "0")
     paths = {name: args.traces / f"{name}.csv.gz" for name in TRACES} if args.traces else {TRACES[0]: SHIPPED}
@@ -215,6 +246,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         paths = {name: path for name, path in paths.items() if name == args.only}
         if not paths:
             parser.error(f"{args.only} is not shipped, and there is no folder with the traces")
+    if args.gateways:
+        return tell_gateways(paths, QUICK_ROWS if quick else None, args.gateways)
     result: dict[str, Any] = {"coverage": {}, "pinball": {}, "bound_over_truth": {}, "train_s": {}, "seed": SEED}
     times: list[float] = []
     for name, path in paths.items():
@@ -244,6 +277,16 @@ def main(argv: Sequence[str] | None = None) -> int:
         print(f"{'live':24} {result['live']}")
     print(json.dumps(result))
     return int("error" in result.get("live", {}))
+
+
+def tell_gateways(paths: dict[str, Path], most: int | None, gateways: int) -> int:
+    found = {name: over_gateways(name, path, most, gateways) for name, path in paths.items()}
+    for name, runs in found.items():
+        for run, told in runs.items():
+            shares = ", ".join(f"{share:.3f} at {produced}" for produced, (share, *_) in told["coverage"].items())
+            print(f"{name:24} {run:14} covered {shares} tokens out, pinball less by {told['pinball_less']:.3f}")
+    print(json.dumps({"gateways": gateways, "seed": SEED, **found}))
+    return 0
 
 
 def learned_live(*, quick: bool) -> dict[str, Any]:

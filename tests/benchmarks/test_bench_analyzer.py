@@ -8,8 +8,20 @@ import pytest
 
 from benchmarks import bench_analyzer
 from benchmarks.analyzer.graphs import stage_table
-from benchmarks.bench_analyzer import ROOT, SHIPPED, Answer, cut, forest_of, interval, judged, pinball
+from benchmarks.bench_analyzer import (
+    ROOT,
+    SHIPPED,
+    Answer,
+    answers,
+    cut,
+    followed_by_gateway,
+    forest_of,
+    interval,
+    judged,
+    pinball,
+)
 from controller.predict.answer_lengths import FEATURES, PRODUCED
+from controller.predict.length_replay import replayed
 
 
 def test_bounds_on_the_shipped_trace_cover_what_they_claim():
@@ -96,3 +108,40 @@ def test_errors_of_stages_are_a_table_by_stage_and_rule():
     assert heads == ["a_trace", "steps", "even_split", "due_own_share"]
     assert first == ["from", "step", "0", "40", "0.2", "-"]
     assert second == ["from", "step", "10", "7", "0.125", "0.05"]
+
+
+def written(path, rows):
+    import gzip
+
+    path.write_bytes(gzip.compress("\n".join(["arrival_s,input_tokens,output_tokens,session", *rows]).encode()))
+    return path
+
+
+def test_of_several_gateways_each_knows_the_calls_that_came_to_it(tmp_path):
+    path = written(tmp_path / "a.csv.gz", [f"{10 * at},{100 + at},5,a" for at in range(40)])
+    asked = answers(path, None, sessions=True, gateways=2)
+    assert {each.gateway for each in asked} == {0, 1}
+    for gateway in (0, 1):
+        mine = [dict(zip(FEATURES, each.features, strict=True)) for each in asked if each.gateway == gateway]
+        assert [each["workflow_calls"] for each in mine] == list(range(len(mine)))
+    alone = answers(path, None, sessions=True)
+    assert [dict(zip(FEATURES, each.features, strict=True))["workflow_calls"] for each in alone] == list(range(40))
+
+
+def test_each_gateway_follows_its_own_levels():
+    """The bounds of one are what they are without the other's answers."""
+    trace = cut("azure2023_conv", SHIPPED, 1_200, gateways=2)
+    forest = forest_of(trace.training)
+    both = followed_by_gateway(forest, trace.asked)
+    first = [each for each in trace.asked if each.gateway == 0]
+    mine = [bounds for each, bounds in zip(trace.asked, both, strict=True) if each.gateway == 0]
+    assert mine == replayed(forest, [each.timed for each in first])
+
+
+def test_what_several_gateways_cost_is_told_by_itself(monkeypatch, capsys):
+    monkeypatch.setenv("QUICK", "1")
+    monkeypatch.setattr(bench_analyzer, "QUICK_ROWS", 400)
+    assert bench_analyzer.main(["--gateways", "2"]) == 0
+    last = json.loads(capsys.readouterr().out.splitlines()[-1])
+    assert (last["gateways"], list(last["azure2023_conv"])) == (2, ["one", "trained_on_one", "trained_on_all"])
+    assert all(0 <= each["coverage"]["0"][0] <= 1 for each in last["azure2023_conv"].values())

@@ -187,3 +187,27 @@ def test_levels_stay_within_their_limits_and_unknown_counts_of_tokens_are_left_o
     lengths.restore(AnswerLengths().state() | levels)
     lengths.take({"llama": LengthsInForce(1, trained)})
     assert [lengths.level("llama", out) for out in (0, 75)] == [0.95, MOST_LEVEL]
+
+
+def test_two_gateways_with_the_same_history_foretell_the_same(trained):
+    """And by what they have seen alone: one that a workflow's last call did not come to knows one call less of it."""
+    gateways = AnswerLengths(), AnswerLengths()
+    for each in gateways:
+        each.take({"llama": LengthsInForce(3, trained)})
+    for number in range(40):
+        workflow, prompt = f"w{number % 4}", 200 + 40 * number
+        told = [each.foretell(KIND, workflow, prompt, None) for each in gateways]
+        assert told[0] == told[1]
+        for each in gateways:
+            later = each.bounds_again("llama", told[0], 50)
+            each.observe(KIND, workflow, told[0], prompt // 9, ended=True, again=(later,))
+    assert gateways[0].state() == gateways[1].state()
+    gateways[0].observe(KIND, "w1", gateways[0].foretell(KIND, "w1", 900, None), 100, ended=True)
+    first, second = (
+        dict(zip(FEATURES, each.foretell(KIND, "w1", 900, None).features, strict=True)) for each in gateways
+    )
+    assert first["workflow_calls"] == second["workflow_calls"] + 1 == 11
+    restored = AnswerLengths()
+    restored.restore(gateways[0].state())
+    restored.take(gateways[0].in_force)
+    assert restored.foretell(KIND, "w1", 900, None) == gateways[0].foretell(KIND, "w1", 900, None)
