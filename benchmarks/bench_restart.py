@@ -9,7 +9,9 @@ at once: a load balancer in front would do that.
 - `resume_s`: under load, from the new process' first /healthz of 200 (asked every 10 ms) to its first answer.
 - `failed_after`: requests of the load that were sent to it after that 200 and were not answered with 200.
 - `bound_drift_pct`: the upper bound of equal probes at the old and the new process: median of |new - old| / old. Probes
-  are sent when the load has paused, twice at the old process, since their own answers move the bounds too.
+  are sent when the load has paused, and the old process is killed once it has stored what they taught.
+- `probe_drift_pct`: the same of two rounds of probes at the old process, since their own answers move the bounds too:
+  what a restart loses is what is above it.
 - `load_drift_pct`: the same at one process between two moments under load; `bound_drift_under_load_pct`: across the
   kill under load. Each of the load's answers moves the level of the bounds and the mean of their kind, so the second
   says what a restart loses only as far as it is above the first.
@@ -114,7 +116,7 @@ def keep(caller: RestartClient) -> None:
     asked_at = time.monotonic()
     while time.monotonic() < asked_at + PATIENCE_S:
         began = time.monotonic()
-        if 0 <= caller.metric("slackline_learned_age_seconds ") < began - asked_at:
+        if 0 <= caller.metric("slackline_learned_age_seconds") < began - asked_at:
             return
         time.sleep(0.1)
     raise TimeoutError(f"what the gateway has learned was not stored within {PATIENCE_S:.0f} s")
@@ -155,11 +157,13 @@ def measured(stack: Stack, bodies: Sequence[bytes], records: Recorded) -> dict[s
         wait_for(gateway.url, 1)
         uvloop.run(send(gateway.url, stack.api_key, bodies[: len(bodies) // 4], RATE))
         bounds(caller, records)  # their answers move the mean of their kind, from which the bounds are predicted
+        earlier = bounds(caller, records)
         before = bounds(caller, records)
         keep(caller)  # with the probes' answers too
         note("the gateway is killed, with its load paused")
         gateway.kill()
     found = killed_under_load(stack, bodies, records, before)
+    found["probe_drift_pct"] = drift_pct(earlier, before)
     with stack.gateway(name="cold") as gateway:
         wait_for(gateway.url, 1)
         found["cold_drift_pct"] = drift_pct(before, bounds(RestartClient(gateway.url, stack.api_key), records))
