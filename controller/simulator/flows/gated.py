@@ -12,7 +12,6 @@ TCP's search for its share, and clients that no longer wait for a permit.
 
 from __future__ import annotations
 
-import heapq
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -29,6 +28,7 @@ from controller.flow.scheduler import (
     OrderSent,
 )
 from controller.simulator.flows.fluid import FluidNetwork
+from controller.simulator.flows.wakes import Wakes
 
 LATE_S = 1e-3  # a transfer that is late already counts as due so soon, as a daemon's clients say
 SHORTEST_PAUSE_S = 1e-3  # between two steps of a daemon that nobody asked for
@@ -70,7 +70,7 @@ class GatedRun:
     network: FluidNetwork = field(init=False)
     _hosts: dict[str, _GatedHost] = field(init=False, default_factory=dict)
     _flows: dict[str, MsFlow] = field(init=False, default_factory=dict)
-    _wakes: list[tuple[float, str]] = field(init=False, default_factory=list)
+    _wakes: Wakes = field(init=False, default_factory=Wakes)
 
     def __post_init__(self) -> None:
         self.network = FluidNetwork(self.ports)
@@ -110,9 +110,7 @@ class GatedRun:
     def next_event(self) -> float:
         """When a flow ends or a gate has something to do; infinite if nothing moves."""
         self.network.settle(self.now)
-        while self._wakes and self._hosts[self._wakes[0][1]].wake_at != self._wakes[0][0]:
-            heapq.heappop(self._wakes)
-        return min(self.network.next_end(), self._wakes[0][0] if self._wakes else math.inf)
+        return min(self.network.next_end(), self._wakes.first())
 
     def advance(self, to: float) -> list[MsFlow]:
         """Go to this moment, at most the next event. The flows that ended."""
@@ -126,10 +124,8 @@ class GatedRun:
             host.flows.pop(flow_id, None)
             host.gate.end(flow_id)
             self._soon(flow.egress)
-        while self._wakes and self._wakes[0][0] <= to:
-            at, name = heapq.heappop(self._wakes)
-            if self._hosts[name].wake_at == at:
-                self._wake(name)
+        for name in self._wakes.due(to):
+            self._wake(name)
         return ended
 
     def _wake(self, name: str) -> None:
@@ -140,8 +136,7 @@ class GatedRun:
             host.report_at = self.now + self.report_s if host.flows else math.inf
         if host.step_at <= self.now:
             self._step(host)
-        if host.wake_at < math.inf:
-            heapq.heappush(self._wakes, (host.wake_at, name))
+        self._wakes.set(name, host.wake_at)
 
     def _step(self, host: _GatedHost) -> None:
         actions, wake_at = host.gate.step(self.now)
@@ -163,7 +158,7 @@ class GatedRun:
         host = self._hosts[name]
         if host.step_at > self.now:
             host.step_at = self.now
-            heapq.heappush(self._wakes, (self.now, name))
+            self._wakes.set(name, self.now)
 
     def _host(self, name: str) -> _GatedHost:
         host = self._hosts.get(name)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import heapq
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -21,6 +20,7 @@ from controller.flow.scheduler import (
     Submitted,
 )
 from controller.simulator.flows.fluid import FluidNetwork
+from controller.simulator.flows.wakes import Wakes
 
 
 class PlannedFlow(NamedTuple):
@@ -33,12 +33,11 @@ class PlannedFlow(NamedTuple):
 
 @dataclass(slots=True)
 class _Host:
-    """A sending host: its scheduler, its flows, and when it has to be called again."""
+    """A sending host: its scheduler and its flows."""
 
     scheduler: FlowScheduler
     flows: dict[str, MsFlow] = field(default_factory=dict)
     ports: dict[str, int] = field(default_factory=dict)  # and how many of the flows use each
-    wake_at: float = math.inf
     reported_at: float = -math.inf
 
 
@@ -60,7 +59,7 @@ class FlowRun:
     network: FluidNetwork = field(init=False)
     _hosts: dict[str, _Host] = field(init=False, default_factory=dict)
     _flows: dict[str, MsFlow] = field(init=False, default_factory=dict)
-    _wakes: list[tuple[float, str]] = field(init=False, default_factory=list)
+    _wakes: Wakes = field(init=False, default_factory=Wakes)
 
     def __post_init__(self) -> None:
         self.network = FluidNetwork(self.ports, self.by_class)
@@ -95,9 +94,7 @@ class FlowRun:
     def next_event(self) -> float:
         """When a flow ends or a scheduler has to be called; infinite if nothing moves."""
         self.network.settle(self.now)
-        while self._wakes and self._hosts[self._wakes[0][1]].wake_at != self._wakes[0][0]:
-            heapq.heappop(self._wakes)
-        return min(self.network.next_end(), self._wakes[0][0] if self._wakes else math.inf)
+        return min(self.network.next_end(), self._wakes.first())
 
     def advance(self, to: float) -> list[MsFlow]:
         """Go to this moment, at most the next event. The flows that ended."""
@@ -107,10 +104,8 @@ class FlowRun:
         for flow_id in self.network.advance(to):
             self.ends[flow_id] = to
             ended.append(self._forget(flow_id, events))
-        while self._wakes and self._wakes[0][0] <= to:
-            at, name = heapq.heappop(self._wakes)
-            if self._hosts[name].wake_at == at:
-                events.setdefault(name, [])
+        for name in self._wakes.due(to):
+            events.setdefault(name, [])
         if events:
             self.network.settle(to)
         for name, of in events.items():
@@ -148,9 +143,8 @@ class FlowRun:
             host.reported_at = self.now
             reports += self._seen(host, host.ports)
             reports += [FlowProgress(flow_id, self.network.left(flow_id, self.now)) for flow_id in host.flows]
-        actions, host.wake_at = host.scheduler.handle([*reports, *events], self.now)
-        if host.wake_at < math.inf:
-            heapq.heappush(self._wakes, (host.wake_at, name))
+        actions, wake_at = host.scheduler.handle([*reports, *events], self.now)
+        self._wakes.set(name, wake_at)
         for action in actions:
             if isinstance(action, Permit):
                 self.network.turn(action.flow_id, action.turn)
