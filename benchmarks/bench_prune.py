@@ -2,15 +2,15 @@
 
 A fleet (`--fleet`; `common`: the two instances of the fleet matrix, `mixed`: one of them twice as slow,
 `disaggregated`: a prefill and a decode instance; `slow_link`: one and two, whose KV leaves at 0.5 GB/s by the policy
-`mfs`; benchmarks.fleets.cells) under HyperFlexis' 4-task mix for 30 s, behind one, two and four gateways;
-`--long-prompts`: under the matrix's long prompts. Loads are multiples of the knee of the default policy without
-pruning, or `--rates` in requests/s. `off`: the default policy; `on`: the same with orders of the coordinator, 20 a
-second, 20 ms late; `scorpio`: SCORPIO's guards, which refuse what cannot be in time. Every request counts, pruned ones
-too: one that is late is a miss.
+`mfs`; `slow_receiver`: two and one with the same ports; benchmarks.fleets.cells) under HyperFlexis' 4-task mix for
+30 s, behind one, two and four gateways; `--long-prompts`: under the matrix's long prompts. Loads are multiples of the
+knee of the default policy without pruning, or `--rates` in requests/s. `off`: the default policy; `on`: the same with
+orders of the coordinator, 20 a second, 20 ms late; `scorpio`: SCORPIO's guards, which refuse what cannot be in time.
+Every request counts, pruned ones too: one that is late is a miss.
 
-Last line: JSON with `attainment` by gateways and load, means over the seeds; `ratio`, `on` over `off`, and `worst`, the
-least of them; `pruned`, requests that were served last for a time, and `pruned_made_it`, those of them that attained
-their targets. QUICK=1: one seed, 10 s, two gateways.
+Last line: JSON with `attainment` by gateways and load, means over the seeds; `by_class`, the same by SLO class, of the
+requests of all seeds; `ratio`, `on` over `off`, and `worst`, the least of them; `pruned`, requests that were served
+last for a time, and `pruned_made_it`, those of them that attained their targets. QUICK=1: one seed, 10 s, two gateways.
 """
 
 from __future__ import annotations
@@ -19,13 +19,14 @@ import argparse
 import json
 import os
 import statistics
+from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
 from benchmarks.fleets.cells import DEFAULT, LINKS, LONG_PROMPTS, SEEDS, cell, disaggregated, instances, slower
 from controller.simulator.experiment import ExperimentPlan, parse_experiment
-from controller.simulator.report.results import RunResult
+from controller.simulator.report.results import RunResult, SimRecord
 from controller.simulator.report.summary import attainment
 from controller.simulator.runner import find_knee, run_once
 from controller.simulator.settings import PruningSettings
@@ -40,6 +41,7 @@ FLEETS: Mapping[str, tuple[Any, Mapping[str, Any]]] = {  # instances, and settin
     "mixed": ([instances(1, profile=slower(2.0)), instances(1)], {}),
     "disaggregated": (disaggregated(1, 1), {"links": LINKS}),
     "slow_link": (disaggregated(1, 2), {"links": {**LINKS, "bandwidth_gb_s": 0.5, "flow_policy": "mfs"}}),
+    "slow_receiver": (disaggregated(2, 1), {"links": {**LINKS, "bandwidth_gb_s": 0.5, "flow_policy": "mfs"}}),
 }
 
 
@@ -71,6 +73,14 @@ def outcome(results: Sequence[RunResult]) -> float:
     return round(statistics.fmean(attainment(each.records) for each in results), 4)
 
 
+def by_class(results: Sequence[RunResult]) -> dict[str, float]:
+    """Attainment of each class, of the requests of all seeds."""
+    found: defaultdict[str, list[SimRecord]] = defaultdict(list)
+    for record in (record for each in results for record in each.records):
+        found[record.slo_class].append(record)
+    return {name: round(attainment(records), 4) for name, records in sorted(found.items())}
+
+
 def pruned(results: Sequence[RunResult]) -> dict[str, int]:
     """Over all seeds."""
     records = [record for each in results for record in each.records if record.id in each.pruned]
@@ -92,12 +102,10 @@ def measure(gateways: int, args: argparse.Namespace) -> Any:
     rows = {}
     for name, rate in rates.items():
         coordinated = run(on, DEFAULT, rate)
-        attained = {
-            "off": outcome(run(off, DEFAULT, rate)),
-            "on": outcome(coordinated),
-            "scorpio": outcome(run(off, "scorpio", rate)),
-        }
-        rows[name] = {"attainment": attained, **pruned(coordinated), "rate": round(rate, 2)}
+        results = {"off": run(off, DEFAULT, rate), "on": coordinated, "scorpio": run(off, "scorpio", rate)}
+        attained = {mode: outcome(each) for mode, each in results.items()}
+        classes = {mode: by_class(each) for mode, each in results.items()}
+        rows[name] = {"attainment": attained, "by_class": classes, **pruned(coordinated), "rate": round(rate, 2)}
         print(f"{gateways} gateways, {name} ({rate:.1f}/s): {rows[name]}", flush=True)
     return rows
 
@@ -127,6 +135,7 @@ def main() -> None:
         "long_prompts": args.long_prompts,
         "budget": args.budget,
         "seeds": list(args.seeds),
+        "by_class": {n: {load: row["by_class"] for load, row in rows.items()} for n, rows in found.items()},
         "attainment": {n: {load: row["attainment"] for load, row in rows.items()} for n, rows in found.items()},
         "pruned": {n: {load: row["pruned"] for load, row in rows.items()} for n, rows in found.items()},
         "pruned_made_it": {n: {load: row["pruned_made_it"] for load, row in rows.items()} for n, rows in found.items()},
