@@ -74,11 +74,17 @@ def read_open_kv() -> Dialogue[Mapping[str, OpenKv] | None]:
     for host in hosts:
         left: defaultdict[str, float] = defaultdict(float)
         sizes: defaultdict[str, float] = defaultdict(float)
+        receivers: dict[str, str] = {}
         for flow in host["flows"]:
             if not flow["end"] and flow["request"] and flow["stage"] == FlowStage.KV_TRANSFER:
                 left[flow["request"]] += flow["left_bytes"]
                 sizes[flow["request"]] += flow["size_bytes"]
-        found |= {name: OpenKv(host["host"], min(1.0, left[name] / size)) for name, size in sizes.items() if size > 0}
+                receivers[flow["request"]] = flow["to"]
+        found |= {
+            name: OpenKv(host["host"], min(1.0, left[name] / size), receivers[name])
+            for name, size in sizes.items()
+            if size > 0
+        }
     return found
 
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
+from types import MappingProxyType
 from typing import Any, NamedTuple, TypeVar
 
 
@@ -30,7 +31,8 @@ class WaitingPrefill(NamedTuple):
 class OutgoingKv(NamedTuple):
     """KV of one request that a prefill instance computes or keeps, and that has still to go to a decode instance.
 
-    `due`: latest arrival of the KV. `tokens`: of the prompt. `exempt`, `value`: as in `WaitingPrefill`.
+    `due`: latest arrival of the KV. `tokens`: of the prompt. `exempt`, `value`: as in `WaitingPrefill`. `target`: the
+    decode instance, "" before it is placed.
     """
 
     id: str
@@ -38,14 +40,16 @@ class OutgoingKv(NamedTuple):
     tokens: int
     exempt: bool = False
     value: float = 1.0
+    target: str = ""
 
 
 class OpenKv(NamedTuple):
-    """What a transfer daemon says of the KV of one request. `host`: from which it goes. `left`: the share of it that is
-    still to be sent."""
+    """What a transfer daemon says of the KV of one request. `host`: from which it goes, `to`: the address of the host
+    that receives it. `left`: the share of it that is still to be sent."""
 
     host: str
     left: float
+    to: str = ""
 
 
 class KvPort(NamedTuple):
@@ -78,11 +82,16 @@ class PrefillUnit(NamedTuple):
 
 
 class ModelQueue(NamedTuple):
-    """What waits for one model, most urgent first, and the instances that take it."""
+    """What waits for one model, most urgent first, and the instances that take it.
+
+    `inbound`: by decode instance to which KV goes, seconds of the port that receives it for the KV of a token, as this
+    gateway's transfers get it beside those of others; 0 where it is not known.
+    """
 
     model: str
     waiting: Sequence[WaitingPrefill]
     units: Sequence[PrefillUnit]
+    inbound: Mapping[str, float] = MappingProxyType({})
 
 
 class QueueReport(NamedTuple):
@@ -179,7 +188,7 @@ _SIZE = ((float, int), 0)
 _COUNT = ((int,), 0)
 _WAITING = (_TEXT, _NUMBER, _SIZE, _COUNT, _SIZE, _FLAG, _SIZE)
 _UNIT = (_TEXT, _SIZE, _SIZE, _SIZE, _COUNT)
-_OUTGOING = (_TEXT, _NUMBER, _COUNT, _FLAG, _SIZE)
+_OUTGOING = (_TEXT, _NUMBER, _COUNT, _FLAG, _SIZE, _TEXT)
 _REASON = (_TEXT, _NUMBER, _NUMBER)
 
 
@@ -201,10 +210,13 @@ def _rows(kind: type[Row], allowed: Sequence[tuple[tuple[type, ...], int | None]
 
 def report_to_json(report: QueueReport) -> list[Any]:
     """Nested lists: rows are many, and names would be most of the message."""
-    queues = [
-        [q.model, [[*row] for row in q.waiting], [_unit_to_json(unit) for unit in q.units]] for q in report.queues
-    ]
-    return [report.gateway, report.at, queues]
+    return [report.gateway, report.at, [_queue_to_json(queue) for queue in report.queues]]
+
+
+def _queue_to_json(queue: ModelQueue) -> list[Any]:
+    """`inbound` is left out where there is none, as the port of an instance is."""
+    shared = [queue.model, [[*row] for row in queue.waiting], [_unit_to_json(unit) for unit in queue.units]]
+    return [*shared, dict(queue.inbound)] if queue.inbound else shared
 
 
 def _unit_to_json(unit: PrefillUnit) -> list[Any]:
@@ -225,6 +237,7 @@ def _port_from_json(raw: Sequence[Any]) -> KvPort | None:
     if not raw or raw[0] is None:
         return None
     s_a_token, move_s, outgoing = raw[0][:3]
+    outgoing = [row if len(row) >= len(_OUTGOING) else [*row, ""] for row in outgoing]  # of before it had a target
     port = KvPort(_checked(s_a_token, _SIZE), _checked(move_s, _SIZE), _rows(OutgoingKv, _OUTGOING, outgoing))
     return None if port.s_a_token == 0 else port
 
@@ -233,11 +246,17 @@ def report_from_json(raw: Sequence[Any]) -> QueueReport:
     """What later releases have added at the end of a list of fields is left out. Raises TypeError or ValueError for
     anything but a report."""
     gateway, at, queues = raw[:3]
-    found = [
-        ModelQueue(_checked(model, _TEXT), _rows(WaitingPrefill, _WAITING, rows), _units_from_json(units))
-        for model, rows, units in (queue[:3] for queue in queues)
-    ]
-    return QueueReport(_checked(gateway, _TEXT), _checked(at, _NUMBER), found)
+    return QueueReport(_checked(gateway, _TEXT), _checked(at, _NUMBER), [_queue_from_json(queue) for queue in queues])
+
+
+def _queue_from_json(raw: Sequence[Any]) -> ModelQueue:
+    model, rows, units = raw[:3]
+    found = ModelQueue(_checked(model, _TEXT), _rows(WaitingPrefill, _WAITING, rows), _units_from_json(units))
+    if len(raw) == 3:
+        return found
+    if not isinstance(raw[3], dict):
+        raise TypeError(f"{type(raw[3]).__name__} is not what is received")
+    return found._replace(inbound={name: _checked(seconds, _SIZE) for name, seconds in raw[3].items()})
 
 
 def reasons_to_json(reasons: Mapping[str, PruneReason]) -> dict[str, Any]:

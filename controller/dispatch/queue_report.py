@@ -22,9 +22,14 @@ def queue_report(scheduler: Scheduler, gateway: str, now: float, clock_s: float 
     Those that orders have pruned, and the first of each queue in its order: what comes later changes nothing for what
     comes before. Requests that cannot be in time any more, or that an operator paused, are left out.
     """
-    ports = {} if scheduler.migrator is None else scheduler.migrator.kv_ports(clock_s)
-    found = (_queue(model, lane, ports, now, clock_s) for model, lane in scheduler.dispatcher.lanes.items())
-    return QueueReport(gateway, now + clock_s, [queue for queue in found if queue is not None])
+    migrator = scheduler.migrator
+    ports = {} if migrator is None else migrator.kv_ports(clock_s)
+    queues = []
+    for model, lane in scheduler.dispatcher.lanes.items():
+        queue = _queue(model, lane, ports, now, clock_s)
+        if queue is not None:
+            queues.append(queue if migrator is None else queue._replace(inbound=migrator.inbound(model)))
+    return QueueReport(gateway, now + clock_s, queues)
 
 
 def _queue(model: str, lane: Lane, ports: Mapping[str, KvPort], now: float, clock_s: float) -> ModelQueue | None:

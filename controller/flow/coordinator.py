@@ -1,8 +1,10 @@
 """The coordinator: which waiting requests are served last, so that the others are in time (MFS sec. 4.4.2, App. B).
 
 A batch is what an instance prefills next, and the same algorithm (`batches.order_batches`) is used for two things that
-hold it up. One is computing: its ports are the instance's prefill time and its sequence slots. The other is the link
-through which KV leaves an instance that does not decode; requests whose KV is still to leave load it too.
+hold it up. One is computing: its ports are the instance's prefill time and its sequence slots. The other are links: the
+port through which KV leaves the host of an instance that does not decode, and the one through which it comes to the
+host of one that does. Requests whose KV is still to leave load them too. Each port is looked at by itself, the one with
+the most seconds first.
 
 It sees the queues of all gateways and keeps nothing between two decisions, so a request that was pruned comes back as
 soon as there is room for it. For computing, where requests wait at one gateway alone, it prunes nothing: that gateway's
@@ -17,8 +19,9 @@ import math
 import operator
 from bisect import bisect_right
 from collections import defaultdict
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
 from operator import itemgetter
 from typing import NamedTuple
 
@@ -27,7 +30,6 @@ from controller.core.pruning import (
     KvPort,
     ModelQueue,
     OpenKv,
-    OutgoingKv,
     PrefillUnit,
     PruneReason,
     QueueReport,
@@ -103,11 +105,13 @@ class Coordinator:
             rows = _by_due(row for queue in queues for row in queue.waiting)
             waiting += len(rows)
             shared = _shared_out(rows, units, self.config.trust)
-            shares += [_Share(unit, share, self._ends(share), computing) for unit, share in shared]
+            shares += [_Share(model, unit, share, self._ends(share), computing) for unit, share in shared]
         scavengers: dict[str, PruneReason] = {}
-        for link in _links(shares, sent or {}):
-            waiting += len(link.outgoing)
-            scavengers |= self._prune_for_link(link, now)
+        if sent:
+            inbound = {model: _inbound(queues) for model, queues in by_model.items()}
+            for link in _links(shares, sent, inbound):
+                waiting += link.outgoing
+                scavengers |= self._prune_for_link(link, scavengers.keys(), now)
         for each in shares:
             if each.computing:
                 scavengers |= self._prune_for_computing(each, scavengers.keys(), now)
@@ -128,7 +132,7 @@ class Coordinator:
 
     def _prune_for_computing(self, share: _Share, pruned: Collection[str], now: float) -> dict[str, PruneReason]:
         """Of what waits, without those that are `pruned` for the link and count in the budget."""
-        unit, rows, ends, _ = share.without(pruned)
+        _, unit, rows, ends, _ = share.without(pruned)
         budget = math.floor(self.config.drop_budget * len(share.rows)) - (len(share.rows) - len(rows))
         if budget <= 0:
             return {}
@@ -157,32 +161,22 @@ class Coordinator:
         cuts = prune(ranked, budget, within_batch=False, in_vain=False).cuts
         return {names[request - 1]: PruneReason(unit.id, finish, due[batch]) for request, _, batch, finish in cuts}
 
-    def _prune_for_link(self, link: _Link, now: float) -> dict[str, PruneReason]:
-        """What is computed already goes by itself, and the rest with its batch."""
-        budget = math.floor(self.config.drop_budget * link.requests)
-        if not budget:
+    def _prune_for_link(self, link: _Link, pruned: Collection[str], now: float) -> dict[str, PruneReason]:
+        """Without those that are `pruned` for another port and count in the budget."""
+        kept = link.without(pruned)
+        budget = math.floor(self.config.drop_budget * link.requests) - (link.requests - kept.requests)
+        if budget <= 0:
             return {}
-
-        def batch(name: str, unit: str, rows: Iterable[tuple[str, float, int, bool, float]]) -> Batch:
-            requests = [
-                BatchRequest(request, due, {LINK: link.s_a_token * tokens}, exempt, value)
-                for request, due, tokens, exempt, value in rows
-            ]
-            return Batch(name, unit, 0.0, requests)
-
-        batches = [batch(row.id, unit, [row]) for unit, row in link.outgoing]
-        for share in link.shares:
-            unit, move_s = share.unit.id, share.unit.port.move_s if share.unit.port else 0.0
-            for number, group in enumerate(share.groups()):
-                rows = [(row.id, row.due + move_s, row.prompt_tokens, row.exempt, row.value) for row in group]
-                batches.append(batch(f"{unit}:{number}", unit, rows))
-        return _pruned(batches, {LINK: 1.0}, budget, now)
+        unit_of = {batch.id: batch.unit for batch in kept.batches}
+        order = order_batches(kept.batches, {LINK: 1.0}, budget, now, in_vain=False)
+        return {each.request: PruneReason(unit_of[each.batch], each.finish_s, each.due_s) for each in order.pruned}
 
 
 class _Share(NamedTuple):
     """What waits for one instance, and how many of these there are up to the end of each batch. `computing`: they may
     be pruned for computing."""
 
+    model: str
     unit: PrefillUnit
     rows: Sequence[WaitingPrefill]
     ends: Sequence[int]
@@ -201,22 +195,35 @@ class _Share(NamedTuple):
 
 
 class _Link(NamedTuple):
-    """A port of a host, and the instances there whose KV leaves through it. `outgoing`: with their instance."""
+    """What goes through a port of a host, in batches whose load is seconds of it. `outgoing`: how many of the requests
+    leave through it and are at an instance already."""
 
-    s_a_token: float
-    shares: Sequence[_Share]
-    outgoing: Sequence[tuple[str, OutgoingKv]]
+    batches: Sequence[Batch]
+    outgoing: int = 0
 
     @property
     def requests(self) -> int:
-        return len(self.outgoing) + sum(len(share.rows) for share in self.shares)
+        return sum(len(batch.requests) for batch in self.batches)
+
+    @property
+    def seconds(self) -> float:
+        return sum(request.load[LINK] for batch in self.batches for request in batch.requests)
+
+    def without(self, pruned: Collection[str]) -> _Link:
+        """The same without these requests."""
+        if not pruned:
+            return self
+        kept = ((batch, [each for each in batch.requests if each.id not in pruned]) for batch in self.batches)
+        return self._replace(batches=[replace(batch, requests=requests) for batch, requests in kept if requests])
 
 
-def _links(shares: Iterable[_Share], sent: Mapping[str, OpenKv]) -> list[_Link]:
-    """Instances whose KV one daemon sends share its port. What each gets while the others send adds up to the port's
+def _links(
+    shares: Iterable[_Share], sent: Mapping[str, OpenKv], inbound: Mapping[str, Mapping[str, float]]
+) -> list[_Link]:
+    """The ports through which KV leaves and comes, the one with the most seconds first.
+
+    Instances whose KV one daemon sends share its port. What each gets while the others send adds up to the port's
     rate. One of whose KV no daemon speaks is left out: its host may have none, and then nobody can send KV last.
-
-    KV counts with what is still to be sent: counted whole, KV of which most has gone makes those behind it look late.
     """
     by_host: defaultdict[str, list[_Share]] = defaultdict(list)
     for share in shares:
@@ -226,22 +233,82 @@ def _links(shares: Iterable[_Share], sent: Mapping[str, OpenKv]) -> list[_Link]:
                 by_host[host].append(share)
     links = []
     for there in by_host.values():
-        ports = [(share.unit.id, share.unit.port) for share in there if share.unit.port is not None]
-        outgoing = [
-            (unit, row._replace(tokens=math.ceil(row.tokens * (sent[row.id].left if row.id in sent else 1.0))))
-            for unit, port in ports
-            for row in port.outgoing
-        ]
-        links.append(_Link(1.0 / sum(1.0 / port.s_a_token for _, port in ports), there, outgoing))
-    return links
+        ports = [share.unit.port for share in there if share.unit.port is not None]
+        link = _through(there, sent, partial(_any, _in_turn(port.s_a_token for port in ports)))
+        links.append(link._replace(outgoing=sum(len(port.outgoing) for port in ports)))
+    together = [share for there in by_host.values() for share in there]
+    links += [_through(together, sent, port) for port in _receivers(together, sent, inbound)]
+    return sorted(links, key=lambda link: link.seconds, reverse=True)
 
 
-def _pruned(
-    batches: Sequence[Batch], bandwidth: Mapping[str, float], budget: int, now: float
-) -> dict[str, PruneReason]:
-    unit_of = {batch.id: batch.unit for batch in batches}
-    order = order_batches(batches, bandwidth, budget, now, in_vain=False)
-    return {each.request: PruneReason(unit_of[each.batch], each.finish_s, each.due_s) for each in order.pruned}
+Cost = Callable[[str, str], float]  # of a model's KV to an instance, in seconds of a port for a token
+
+
+def _any(s_a_token: float, model: str, target: str) -> float:
+    """All KV that leaves costs the same."""
+    return s_a_token
+
+
+def _receivers(
+    shares: Iterable[_Share], sent: Mapping[str, OpenKv], inbound: Mapping[str, Mapping[str, float]]
+) -> list[Cost]:
+    """What a token of KV takes of each receiving port whose rate is known: that of a host, whose instances get it in
+    parts. Which host an instance is on, daemons say of the KV that goes to it."""
+    rows = [row for share in shares if share.unit.port is not None for row in share.unit.port.outgoing]
+    host_of = {row.target: sent[row.id].to for row in rows if row.target and row.id in sent and sent[row.id].to}
+    there: defaultdict[str, list[float]] = defaultdict(list)
+    for ports in inbound.values():
+        for target, s_a_token in ports.items():
+            if target in host_of:
+                there[host_of[target]].append(s_a_token)
+
+    def cost(host: str, s_a_token: float, model: str, target: str) -> float:
+        """What is not placed yet may go to each instance of its model."""
+        targets = [target] if target else list(inbound.get(model, ()))
+        return s_a_token * sum(host_of.get(each) == host for each in targets) / max(1, len(targets))
+
+    return [partial(cost, host, _in_turn(known)) for host, known in there.items() if all(known)]
+
+
+def _through(shares: Iterable[_Share], sent: Mapping[str, OpenKv], cost: Cost) -> _Link:
+    """What is computed already goes by itself, and the rest with its batch.
+
+    KV counts with what is still to be sent: counted whole, KV of which most has gone makes those behind it look late.
+    """
+    batches = []
+    for share in shares:
+        unit, port = share.unit.id, share.unit.port
+        if port is None:
+            continue
+        for row in port.outgoing:
+            left = math.ceil(row.tokens * (sent[row.id].left if row.id in sent else 1.0))
+            if (seconds := cost(share.model, row.target) * left) > 0:
+                request = BatchRequest(row.id, row.due, {LINK: seconds}, row.exempt, row.value)
+                batches.append(Batch(row.id, unit, 0.0, [request]))
+        if (s_a_token := cost(share.model, "")) > 0:
+            for number, group in enumerate(share.groups()):
+                requests = [
+                    BatchRequest(
+                        row.id, row.due + port.move_s, {LINK: s_a_token * row.prompt_tokens}, row.exempt, row.value
+                    )
+                    for row in group
+                ]
+                batches.append(Batch(f"{unit}:{number}", unit, 0.0, requests))
+    return _Link(batches)
+
+
+def _in_turn(s_a_token: Iterable[float]) -> float:
+    """What a token takes of a port of which each of these has a part, while the others have theirs."""
+    return 1.0 / sum(1.0 / each if each > 0 else math.inf for each in s_a_token)
+
+
+def _inbound(queues: Iterable[ModelQueue]) -> dict[str, float]:
+    """What a token takes of the ports that receive KV, by instance. What each gateway gets adds up, as above."""
+    found: defaultdict[str, list[float]] = defaultdict(list)
+    for queue in queues:
+        for target, s_a_token in queue.inbound.items():
+            found[target] += [s_a_token] if s_a_token > 0 else []
+    return {target: _in_turn(known) if known else 0.0 for target, known in found.items()}
 
 
 def _trust(unit: PrefillUnit, trust: float) -> float:
@@ -276,8 +343,9 @@ def _one_port(one: KvPort | None, other: KvPort | None) -> KvPort | None:
     """What each gateway gets of the port while the others send adds up to its rate."""
     if one is None or other is None:
         return one or other
-    s_a_token = one.s_a_token * other.s_a_token / (one.s_a_token + other.s_a_token)
-    return KvPort(s_a_token, min(one.move_s, other.move_s), [*one.outgoing, *other.outgoing])
+    return KvPort(
+        _in_turn((one.s_a_token, other.s_a_token)), min(one.move_s, other.move_s), [*one.outgoing, *other.outgoing]
+    )
 
 
 def _by_due(rows: Iterable[WaitingPrefill]) -> list[WaitingPrefill]:

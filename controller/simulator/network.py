@@ -177,7 +177,8 @@ class Network:
             return None
         self._advance(now)
         moving = (each for each in self._moving.values() if each.due is not None and each.name not in self._ended)
-        return {each.name: OpenKv(each.source, self._run.network.left(each.name, now) / each.size) for each in moving}
+        left = self._run.network.left
+        return {each.name: OpenKv(each.source, left(each.name, now) / each.size, each.target) for each in moving}
 
     def touching(self, instance_id: str) -> list[str]:
         return [each.name for each in self._moving.values() if instance_id in (each.source, each.target)]

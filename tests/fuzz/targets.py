@@ -27,6 +27,7 @@ from api.openai.state.telemetry import Monitor
 from controller.core import events as ev
 from controller.core.errors import ConfigError
 from controller.core.events import Telemetry
+from controller.core.pruning import OpenKv
 from controller.core.snapshot import GatewaySnapshot, ModelConfig
 from controller.core.steps import FinishReason, Seq, SeqState
 from controller.core.types import InstanceSpec, Load, Role
@@ -550,13 +551,15 @@ CHALLENGES = Challenges()
     "pruning in Redis",
     b'["gw",1.0,[["demo",[["r",9.0,0.8,800,10.0,false,1.0]],[["e1",1.0,0.0,0.0,0]]]]]',
     b'["gw",1.0,[["demo",[["r",1e308,1e308,1,1e308,false,1e-308],["q",-1e308,0,0,0,true,1]],[["e1",1e-308,1e308,1e308,1]]]]]',
+    b'["gw",1.0,[["demo",[["r",9.0,0.8,800,10.0,false,1.0]],[["p",1.0,0.0,0.0,0,[0.001,0.1,[["q",1.0,5,false,1.0,"d"],["s",1.0,9,true,1]]]]],{"d":1e-308,"e":0}]]]',
     b'{"sequence":9,"made_at":1.0,"expires_at":9.0,"scavengers":{"r":["e1",2.0,1.0]},"waiting":1,"batches":1,"gateways":["gw"]}',
 )
 def pruning(data: bytes) -> None:
     """The coordinator reads reports, and gateways read its orders."""
     report = report_of(data)
     if report is not None:
-        Coordinator(CoordinatorConfig(drop_budget=0.5)).decide([report, report._replace(gateway="gw-b")], 0.5)
+        sent = {name: OpenKv(f"h{number % 2}", 0.5, "to") for number, name in enumerate(report.ids())}
+        Coordinator(CoordinatorConfig(drop_budget=0.5)).decide([report, report._replace(gateway="gw-b")], 0.5, sent)
     orders = orders_of(data)
     if orders is not None:
         found = {name: (reason.instance, reason.behind_s) for name, reason in orders.scavengers.items()}

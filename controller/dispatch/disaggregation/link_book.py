@@ -12,7 +12,8 @@ transfer can be missed here. Others that fail meanwhile were sent before, and sa
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Container, Sequence
+from collections import deque
+from collections.abc import Callable, Container, Iterable, Sequence
 from enum import Enum
 from typing import NamedTuple
 
@@ -22,6 +23,7 @@ NEWEST = 0.3  # weight of the newest sample in a mean
 LONGEST_CLOSED_S = 30.0
 PORT_KEEPS = 0.95  # of what earlier transfers showed of a port, for each new one
 PORT_SAMPLES = 8  # transfers until a port's rate is believed
+INBOUND_LATER = 8  # transfers to the same instance that end before one is looked at
 Pair = tuple[str, str]  # source, target
 
 
@@ -111,6 +113,70 @@ class _Port:
         return self.busy_s / self.tokens if self.samples >= PORT_SAMPLES else None
 
 
+class _InboundPort:
+    """What KV needs of the port through which an instance receives it, as this gateway's transfers show it.
+
+    One sender at a time shows its own port. Counted is the time in which at least two sent: of each transfer the part
+    that overlaps with those of other sources, and all that came in that time. Each is looked at once those that began
+    before its end have most likely ended too.
+    """
+
+    __slots__ = ("_newest", "busy_s", "samples", "tokens")
+
+    def __init__(self) -> None:
+        self.tokens = self.busy_s = 0.0
+        self.samples = 0
+        self._newest: deque[_Received] = deque(maxlen=2 * INBOUND_LATER + 1)
+
+    def moved(self, source: str, tokens: int, seconds: float, now: float) -> None:
+        """One from `source` ended, `seconds` after it had KV to send."""
+        if seconds <= 0:
+            return
+        self._newest.append(_Received(source, now - seconds, now, tokens / seconds))
+        if len(self._newest) <= INBOUND_LATER:
+            return
+        looked_at = self._newest[-1 - INBOUND_LATER]
+        contended = _merged(each.within(looked_at) for each in self._newest if each.source != looked_at.source)
+        busy_s = sum(end - begin for begin, end in contended)
+        if busy_s > 0:
+            came = sum(each.rate * each.shared_s(contended) for each in self._newest)
+            self.tokens = PORT_KEEPS * self.tokens + came
+            self.busy_s = PORT_KEEPS * self.busy_s + busy_s
+            self.samples += 1
+
+    @property
+    def s_a_token(self) -> float | None:
+        return self.busy_s / self.tokens if self.samples >= PORT_SAMPLES else None
+
+
+class _Received(NamedTuple):
+    """`rate`: tokens a second."""
+
+    source: str
+    begin: float
+    end: float
+    rate: float
+
+    def within(self, other: _Received) -> tuple[float, float]:
+        return max(self.begin, other.begin), min(self.end, other.end)
+
+    def shared_s(self, times: Iterable[tuple[float, float]]) -> float:
+        return sum(max(0.0, min(self.end, end) - max(self.begin, begin)) for begin, end in times)
+
+
+def _merged(times: Iterable[tuple[float, float]]) -> list[tuple[float, float]]:
+    """Without overlaps. Those that end before they begin are none."""
+    found: list[tuple[float, float]] = []
+    for begin, end in sorted(times):
+        if begin >= end:
+            continue
+        if found and begin <= found[-1][1]:
+            found[-1] = (found[-1][0], max(found[-1][1], end))
+        else:
+            found.append((begin, end))
+    return found
+
+
 class LinkBook:
     """Links by (source, target); an unknown one counts as usable. Times are the caller's seconds.
 
@@ -124,6 +190,7 @@ class LinkBook:
         self._links: dict[Pair, _Link] = {}
         self._bytes_a_token: dict[str, float] = {}  # by source: its model's
         self._ports: dict[str, _Port] = {}  # by source
+        self._inbound: dict[str, _InboundPort] = {}  # by target
 
     def seen(self, pair: Pair, state: LinkState, bandwidth_bytes_s: float | None, latency_s: float | None) -> None:
         """Its engine reported it."""
@@ -153,7 +220,9 @@ class LinkBook:
             if not moved.early_bytes:  # else they waited for the prefill too
                 link.s_a_token = _mean(link.s_a_token, moved.moving_s / moved.tokens)
             self._bytes_a_token[pair[0]] = _mean(self._bytes_a_token.get(pair[0]), moved.bytes / moved.tokens)
-            self._ports.setdefault(pair[0], _Port()).moved(moved.tokens, moved.seconds - moved.waited_s, now)
+            moving_s = moved.seconds - moved.waited_s
+            self._ports.setdefault(pair[0], _Port()).moved(moved.tokens, moving_s, now)
+            self._inbound.setdefault(pair[1], _InboundPort()).moved(pair[0], moved.tokens, moving_s, now)
         return was_closed
 
     def failed(self, pair: Pair, by: object, now: float) -> None:
@@ -174,6 +243,7 @@ class LinkBook:
         self._links = {pair: link for pair, link in self._links.items() if gone.isdisjoint(pair)}
         self._bytes_a_token = {end: size for end, size in self._bytes_a_token.items() if end not in gone}
         self._ports = {end: port for end, port in self._ports.items() if end not in gone}
+        self._inbound = {end: port for end, port in self._inbound.items() if end not in gone}
 
     def usable(self, pair: Pair, now: float) -> bool:
         link = self._links.get(pair)
@@ -212,6 +282,12 @@ class LinkBook:
         """Seconds of the port of this instance for the KV of one token, as this gateway's transfers get it beside those
         of others; None before enough of them were measured."""
         port = self._ports.get(source)
+        return None if port is None else port.s_a_token
+
+    def inbound_s_a_token(self, target: str) -> float | None:
+        """The same of the port through which this instance receives KV; None before enough transfers of different
+        sources met there."""
+        port = self._inbound.get(target)
         return None if port is None else port.s_a_token
 
     def mean_move(self, source: str, targets: Sequence[str]) -> tuple[float, float]:

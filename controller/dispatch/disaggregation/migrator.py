@@ -135,8 +135,15 @@ class Migrator:
                     request = transfer.request
                     tokens = transfer.kv_tokens or request.prompt_tokens
                     due = request.ttft_due + clock_s
-                    rows.append(OutgoingKv(request.id, due, tokens, transfer.forced, request.value))
+                    rows.append(OutgoingKv(request.id, due, tokens, transfer.forced, request.value, transfer.target))
         return {name: KvPort(rates[name] or 0.0, outgoing=rows) for name, rows in outgoing.items()}
+
+    def inbound(self, model: str) -> dict[str, float]:
+        """Of the decode instances of a model, seconds of the port that receives KV for a token; 0 where transfers did
+        not measure it. Empty if they measured none."""
+        decoding = [each.id for each in self._roster.of_model(model) if each.takes_decodes]
+        found = {name: self.links.inbound_s_a_token(name) or 0.0 for name in decoding}
+        return found if any(found.values()) else {}
 
     def wanted(self, now: float) -> set[str]:
         """Ids of decode instances that drain or left, and that recent requests need."""

@@ -71,6 +71,11 @@ def test_what_two_gateways_get_of_a_port_adds_up_to_its_rate():
     assert decided(one, lighter) == {}
 
 
+def test_a_port_that_takes_next_to_no_time_holds_nobody_up():
+    """Whoever has taken a gateway reports what it likes: 0 is what two such ports are worth."""
+    assert decided(report(SHORT, s_a_token=5e-324), report(LAST, s_a_token=5e-324, gateway="b")) == {}
+
+
 def test_instances_whose_kv_one_daemon_sends_share_its_port():
     """Also those of another model."""
     one = report(SHORT, LAST, s_a_token=2 * S_A_TOKEN)
@@ -78,6 +83,42 @@ def test_instances_whose_kv_one_daemon_sends_share_its_port():
     assert decided(one, two) == {"long": PruneReason("q", NOW + 3.0, NOW + 2.5)}
     apart = {"short": OpenKv("here", 1.0), "last": OpenKv("here", 1.0), "long": OpenKv("there", 1.0)}
     assert not Coordinator(CoordinatorConfig(1.0)).decide([one, two], NOW, apart).scavengers
+
+
+def many_to_one(inbound, *, rows=()):
+    """Two hosts that send to one: each has half a second of its own port to send, and both together 3.2 s of a
+    receiving port of half the rate, within 2.5 s."""
+    short, last = outgoing("short", 1.0, 400, target="d"), outgoing("last", 2.5, 400, target="d")
+    long = outgoing("long", 2.0, 800, target="d")
+    one, two = report(short, last, rows=rows), report(long, gateway="b", unit="q")
+    for each in (one, two):
+        each.queues[0] = each.queues[0]._replace(inbound=inbound)
+    sent = {"short": OpenKv("one", 1.0, "three"), "last": OpenKv("one", 1.0, "three")}
+    sent["long"] = OpenKv("two", 1.0, "three")
+    return Coordinator(CoordinatorConfig(1.0)).decide([one, two], NOW, sent).scavengers
+
+
+def test_a_receiver_of_half_the_bandwidth_is_the_bottleneck_of_two_senders():
+    assert many_to_one({}) == many_to_one({"d": 0.0}) == {}, "its port was not measured"
+    assert many_to_one({"d": 2 * S_A_TOKEN}) == {}, "each gateway gets as much of it, while the other one does"
+    assert many_to_one({"d": 4 * S_A_TOKEN}) == {"long": PruneReason("q", NOW + 3.2, NOW + 2.5)}
+
+
+def test_what_is_not_placed_yet_loads_each_receiver_with_its_part():
+    """Of two receiving hosts, one has all of the KV that is placed: with 200 tokens more it is late."""
+    inbound = {"d": 3 * S_A_TOKEN, "e": 3 * S_A_TOKEN}
+    assert many_to_one(inbound, rows=[waiting("w", 2.4, 100)]) == {}
+    assert many_to_one(inbound, rows=[waiting("w", 2.4, 300)]).keys() == {"long"}
+
+
+def test_kv_that_is_pruned_for_one_port_does_not_load_the_others():
+    """The port with the most seconds goes first, and what it prunes counts in the budget of the others."""
+    sent = {name: OpenKv("one", 1.0, "two") for name in ("short", "long", "last")}
+    kv = [row._replace(target="d") for row in (SHORT, LONG, LAST)]
+    found = report(*kv)
+    found.queues[0] = found.queues[0]._replace(inbound={"d": 1.1 * S_A_TOKEN})
+    scavengers = Coordinator(CoordinatorConfig(1.0)).decide([found], NOW, sent).scavengers
+    assert scavengers == {"long": ("p", pytest.approx(NOW + 3.3), NOW + 2.5)}
 
 
 def test_a_host_without_a_daemon_is_left_out_though_others_have_one():
@@ -117,6 +158,9 @@ def test_a_report_of_a_port_survives_json_and_older_releases_are_understood():
     sent = report(SHORT, LONG, rows=[waiting("waits", 1.0, 600)])
     assert report_from_json(report_to_json(sent)) == sent
     assert sent.waits
+    received = report(SHORT._replace(target="d"))
+    received.queues[0] = received.queues[0]._replace(inbound={"d": 0.001, "e": 0.0})
+    assert report_from_json(report_to_json(received)) == received
     bare = QueueReport("a", NOW, [ModelQueue("m", [], [PrefillUnit("p", 1.0, 0.0)])])
     assert not bare.waits
     assert len(report_to_json(bare)[2][0][2][0]) == 5, "as a coordinator of an older release reads it"
@@ -136,6 +180,7 @@ def longer(value):
 def test_fields_of_a_later_release_are_left_out():
     """While a fleet is upgraded its coordinator may be older than its gateways."""
     sent = report(SHORT, LONG, rows=[waiting("waits", 1.0, 600)])
+    sent.queues[0] = sent.queues[0]._replace(inbound={"d": 0.001})
     assert report_from_json(longer(report_to_json(sent))) == sent
     without_port = QueueReport("a", NOW, [ModelQueue("m", [waiting("waits", 1.0, 600)], [PrefillUnit("p", 1.0, 0.0)])])
     raw = report_to_json(without_port)

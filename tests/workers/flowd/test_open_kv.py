@@ -40,7 +40,7 @@ async def test_of_each_request_what_is_left_of_its_open_kv_transfers(path, redis
         raw.say(op="progress", id="one", left=100 * MB)
         await until_on_loop(lambda: any(each["left_bytes"] == 100 * MB for each in daemon.report("one")["flows"]))
         await exchange(daemon, redis, "one")
-        assert await open_kv() == {"r1": OpenKv("one", pytest.approx(5 / 8))}
+        assert await open_kv() == {"r1": OpenKv("one", pytest.approx(5 / 8), "host")}
         raw.say(op="completion", id="one")
         raw.say(op="completion", id="two")
         await until_on_loop(lambda: not daemon.sends_kv)

@@ -368,6 +368,30 @@ def test_a_ports_rate_is_known_once_enough_transfers_were_measured_and_follows_t
     assert book.port_s_a_token("p") is None
 
 
+def many_to_one(seconds, sources=2, target="d"):
+    """Each of the sources sends to one receiver all of the time, and together they send so many seconds a token."""
+    book = LinkBook(3, 2.0)
+    for number in range(10 * sources):
+        moved = MOVED._replace(seconds=sources * seconds * MOVED.tokens)
+        book.moved((f"p{number % sources}", target), moved, moved.seconds * (1 + number / sources))
+    return book
+
+
+@pytest.mark.parametrize("sources", [2, 3, 4])
+def test_senders_at_the_same_time_show_the_rate_of_the_port_that_receives(sources):
+    """Two senders of 1,000 tokens a second each get half of that, if the receiver has as fast a port as each."""
+    assert many_to_one(0.001, sources).inbound_s_a_token("d") == pytest.approx(0.001, rel=0.35)
+
+
+def test_one_sender_at_a_time_does_not_show_how_much_a_port_receives():
+    alone, apart = many_to_one(0.001, sources=1), LinkBook(3, 2.0)
+    for number in range(40):
+        apart.moved((f"p{number % 2}", "d"), MOVED, float(number))
+    assert alone.inbound_s_a_token("d") is apart.inbound_s_a_token("d") is None
+    alone.forget("d", set())
+    assert alone.inbound_s_a_token("d") is None
+
+
 def measured():
     """A fleet whose port was measured: the KV of a token takes a millisecond of it."""
     made = fleet()
@@ -388,8 +412,17 @@ def test_a_migrator_tells_what_has_to_leave_through_a_measured_port():
     commit(made, "landed", now=20.0)
     rows = made.kv_ports(1000.0)["p"].outgoing
     asked = request("x").prompt_tokens
-    assert sorted(rows) == [OutgoingKv("prefilled", 1005.0, asked), OutgoingKv("waits", 1029.0, asked)]
+    assert sorted(rows) == [OutgoingKv("prefilled", 1005.0, asked), OutgoingKv("waits", 1029.0, asked, target="d0")]
     assert fleet().kv_ports() == {}, "nothing was measured yet"
+
+
+def test_a_migrator_tells_which_ports_that_receive_were_measured():
+    made = fleet()
+    assert made.inbound("m") == {}
+    for number in range(20):
+        made.links.moved((f"p{number % 2}", "d0"), MOVED._replace(seconds=0.2), 0.1 * number)
+    assert made.inbound("m") == {"d0": pytest.approx(0.001), "d1": 0.0}
+    assert made.inbound("another") == {}
 
 
 def test_orders_that_name_a_transfer_are_told_until_its_kv_has_arrived():
