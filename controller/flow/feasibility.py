@@ -82,7 +82,7 @@ def _cuts(
 ) -> tuple[list[Cut], float]:
     """Takes the heaviest on the busiest port from `ahead`, at most so many, until the batch is in time. Returns when it
     ends then, too."""
-    ports, loads, take = batches.ports, batches.loads, candidates.take
+    ports, loads = batches.ports, batches.loads
     computed, due = batches.computed[batch], batches.due[batch]
     cuts: list[Cut] = []
     while (busy := max(ahead)) > 0:
@@ -90,7 +90,7 @@ def _cuts(
         if finish <= due or len(cuts) >= most:
             return cuts, finish
         port = ahead.index(busy)
-        request = take(port)
+        request = candidates.take(port)
         if request is None:
             return cuts, finish  # nobody who may be pruned loads the bottleneck
         cuts.append((request, port, batch, finish))
@@ -162,7 +162,7 @@ class _Sorted:
         self.end = first
         value, exempt = batches.value, set(batches.exempt)
         weights = {
-            request: load / max(value[request], LEAST_VALUE)
+            request: load / worth if (worth := value[request]) > LEAST_VALUE else load / LEAST_VALUE
             for request, load in batches.loads[port].items()
             if load > 0 and request >= first and request not in exempt
         }
