@@ -3,7 +3,8 @@
 import orjson
 import pytest
 
-from workers.backends.base import EngineError
+from controller.core.kv_links import BorrowedKv, KvMoved
+from workers.backends.base import EngineError, PrefillAnswer
 from workers.backends.vllm import parse_prefilled, prefill_head
 
 
@@ -62,7 +63,13 @@ def test_the_offer_is_passed_on_as_it_came():
 
 
 def test_engines_that_find_the_kv_by_themselves_make_no_offer():
-    assert parse_prefilled(answer("length", kv_transfer_params=None)) == (b"", False)
+    assert parse_prefilled(answer("length", kv_transfer_params=None)) == PrefillAnswer(b"", False)
+
+
+def test_a_prefix_that_was_borrowed_comes_with_the_answer_of_a_prefill():
+    copied = BorrowedKv("p", KvMoved(bytes=8, tokens=2, seconds=0.5, held_s=0.25, flow="scheduled"))
+    assert parse_prefilled(answer("length", kv_prefix=copied.as_json())).borrowed == copied
+    assert parse_prefilled(answer("length", kv_prefix={"source": 7})).borrowed is None
 
 
 def test_a_first_token_that_stops_leaves_nothing_to_decode():
