@@ -251,11 +251,13 @@ class InstanceDown(NamedTuple):
 class Expected(NamedTuple):
     """An instance of the model is starting and will be up at `at` at the earliest; infinite: none is starting any more.
 
-    Until then, requests wait that would otherwise be refused because no instance exists.
+    Until then, requests wait that would otherwise be refused because no instance exists. `serving`: when those of which
+    that is predicted are likely to serve, the first of them first.
     """
 
     model: str
     at: float
+    serving: tuple[float, ...] = ()
 
 
 class SharesChanged(NamedTuple):

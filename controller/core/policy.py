@@ -97,6 +97,9 @@ class Supply(NamedTuple):
     free_slots: int
     step_s: float  # a decode step with all slots in use, mean of the instances
     prefill_constant_s: float  # of a prefill batch, whatever is in it
+    instances: int = 1
+    slots: int = 0  # of all sequences that decode there, free or not
+    coming: tuple[float, ...] = ()  # seconds until each instance that is starting is likely to serve, ascending
 
 
 class Planning(Protocol):

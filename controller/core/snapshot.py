@@ -105,12 +105,14 @@ class ModelConfig:
 class ComingConfig:
     """An instance that starts and will take whole requests or their prefill.
 
-    `not_before` (epoch seconds): it is not started earlier; 0: at once.
+    `not_before` (epoch seconds): it is not started earlier; 0: at once. `serves_at` (epoch seconds): when it is likely
+    to serve, by the last starts of its launch template; 0: not known.
     """
 
     id: str
     model: str
     not_before: float = 0.0
+    serves_at: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)

@@ -410,7 +410,7 @@ class StageDispatcher:
         self._fleet.handle(event)
 
     def _expected(self, event: ev.Expected, now: float, actions: list[ev.Action]) -> None:
-        actions += self._fleet.lane(event.model).expect(event.at, now)
+        actions += self._fleet.lane(event.model).expect(event, now)
 
     def _command(self, event: ev.Command, now: float, actions: list[ev.Action]) -> None:
         for lane in self._fleet.lanes.values():

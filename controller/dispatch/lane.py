@@ -15,11 +15,12 @@ from typing import NamedTuple
 
 from controller.core import events as ev
 from controller.core.decisions import Alternative, Decision, Figure
-from controller.core.policy import Cost, Replica, Screening, Supply
+from controller.core.policy import Cost, Replica, Screening
 from controller.core.types import InstanceSpec, Request, Role
 from controller.dispatch.queue import Entry, RequestQueue
 from controller.dispatch.shadow_state import Roster, ShadowInstance
 from controller.dispatch.sole_keepers import Keepers
+from controller.dispatch.supply import supply_of
 
 REFRESH_S = 0.5  # how old the tightest target of recent traffic may be
 NO_INSTANCE_RETRY_S = 5.0  # when a client may try again: about as long as starting an instance takes
@@ -33,11 +34,11 @@ JUDGE_AGAIN = 0.1  # a change of the reference costs by this part changes what i
 RECOSTED_EACH_PASS = 100  # waiting requests whose costs are predicted again in one pass: about a millisecond
 TOLD_EACH_PASS = 100  # waiting requests that frames are told of in one pass: one or two milliseconds
 GO_ON_S = 0.002  # until the next of either, if no event starts a pass before
+SHORT_START_S = 4.0  # a plan is made again before what such a start will keep is too late (decision 319)
+SAME_START_S = 1.0  # that a gateway's two clocks may drift apart while an instance starts
 PLANNED_EACH_PASS = 64  # waiting requests of which a plan is cheap enough for every pass
 PLAN_AGAIN_S = 1e-4  # for each request beyond them, until the next plan: some 3 % of the gateway's time
 GUESS = ShadowInstance(InstanceSpec("", ""))  # of a model that has no instance yet
-LEAST_KEPT = 0.05  # of an instance's time is left for prefills, however close its decodes are to their TPOT
-MOST_PREFILLING = 0.8  # of an instance's time goes to prefills, when a decode step is predicted
 
 
 def refuse(
@@ -136,6 +137,7 @@ class Lane:
         self._kept_free: tuple[str, str] | None = None  # a suspect that waits, and the instance that gets no others
         self.again_at = math.inf  # when a request that could go now has waited for a better instance (`Pacing`)
         self.expected_at = math.inf  # when an instance that is being started may be up; infinite: none is
+        self._serving_at: tuple[float, ...] = ()  # when those of which that is predicted are likely to serve
 
     @property
     def attended(self) -> bool:
@@ -170,7 +172,7 @@ class Lane:
             able = [instance for instance in self.instances.values() if instance.takes]
             if able and not any(guessed(instance) for instance in able):
                 self._plan_at = now + PLAN_AGAIN_S * max(0, len(self.queue.ready) - PLANNED_EACH_PASS)
-                self.queue.plan(supply_of(able, now), now)
+                self.queue.plan(supply_of(able, now, self._serving_at), now)
 
     def preferred(self, able: list[ShadowInstance], now: float) -> list[ShadowInstance]:
         """Those of `able` to choose among: all, unless the ordering ranks by instance. What has no rank there, as what
@@ -224,10 +226,16 @@ class Lane:
         figures: dict[str, Figure] = {"starts_in_s": starts_in_s, "waiting_s": waiting_s}
         return refuse(request, "no_capacity", "starts_too_late", max(1.0, starts_in_s), now, figures)
 
-    def expect(self, at: float, now: float) -> list[ev.Refuse]:
-        """The next instance is expected at `at`; once none is, the requests that waited for one are refused."""
-        given_up = math.isinf(at) and not math.isinf(self.expected_at) and not self.attended
-        self.expected_at = at
+    def expect(self, expected: ev.Expected, now: float) -> list[ev.Refuse]:
+        """When instances are expected; once none is, the requests that waited for one are refused."""
+        given_up = math.isinf(expected.at) and not math.isinf(self.expected_at) and not self.attended
+        known = self._serving_at  # a start that was long when it began is counted to its end
+        self.expected_at = expected.at
+        self._serving_at = tuple(
+            at
+            for at in expected.serving
+            if at > now + SHORT_START_S or any(abs(at - other) < SAME_START_S for other in known)
+        )
         waiting = [entry.request for entry in self.queue.entries()] if given_up else []
         for request in waiting:
             self.queue.remove(request.id)
@@ -577,24 +585,3 @@ def replica_of(instance: ShadowInstance) -> Replica:
     free_slots = instance.free_slots if instance.decodes else 1
     cached = instance.cached.by_kind
     return Replica(instance.id, pace.token_s, pace.alone_s, k.prefill_b, k.prefill_c, pace.crowd, free_slots, cached)
-
-
-def supply_of(instances: Iterable[ShadowInstance], now: float) -> Supply:
-    """The sum over the instances. Prefills get what eq. 5 leaves them; steps of full slots take as long as eq. 2 says,
-    and longer by the share of time that went to prefills lately. Slots count with this gateway's share of them.
-    Prefills count whole where decodes show what the other gateways prefill: eq. 5 leaves that out already (decision
-    153). An instance that only prefills has none, and its prefills count with this gateway's share (decision 239).
-    """
-    count = free_slots = 0
-    prefill_rate = backlog_s = step_s = token_rate = constant_s = 0.0
-    for each in instances:
-        count += 1
-        prefill_rate += max(LEAST_KEPT, each.kept_for_prefills()) * (1.0 if each.decodes else each.share)
-        backlog_s += each.waiting_prefill_s()
-        constant_s = max(constant_s, each.latency.coefficients.prefill_a)
-        if each.decodes:
-            free_slots += max(0, each.free_slots)
-            step = each.full_step_s() / (1.0 - min(MOST_PREFILLING, each.prefilling(now)))
-            token_rate += each.slots / step
-            step_s += step
-    return Supply(prefill_rate, token_rate, backlog_s, free_slots, step_s / max(1, count), constant_s)

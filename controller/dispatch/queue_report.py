@@ -6,10 +6,11 @@ from collections.abc import Mapping
 from itertools import chain, islice
 
 from controller.core.pruning import KvPort, ModelQueue, PrefillUnit, QueueReport, WaitingPrefill
-from controller.dispatch.lane import MOST_PREFILLING, Lane
+from controller.dispatch.lane import Lane
 from controller.dispatch.queue import Entry
 from controller.dispatch.scheduler import Scheduler
 from controller.dispatch.shadow_state import ShadowInstance
+from controller.dispatch.supply import MOST_PREFILLING
 
 MOST_ROWS = 1_000  # of a queue; building them takes a millisecond
 MARGIN_S = 0.05  # least slack of a first token, about one decode step

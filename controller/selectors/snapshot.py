@@ -20,6 +20,7 @@ from controller.core.snapshot import (
 )
 from controller.core.types import InstanceSpec, LatencyCoefficients, Role
 from controller.engine.process_spec import start_after, whole_number
+from controller.engine.start_steps import PROCESS
 from controller.models import (
     Action,
     ApiKey,
@@ -35,7 +36,7 @@ from controller.models.fleet import Weights
 from controller.policies.batching import BATCHINGS, selects
 from controller.policies.by_stage import batching_of
 from controller.selectors.fleet.latency_fits import Fits, active_fits
-from controller.selectors.fleet.scaling import models_on_demand
+from controller.selectors.fleet.scaling import cold_start_s, models_on_demand
 
 
 def config_version() -> int:
@@ -44,8 +45,8 @@ def config_version() -> int:
 
 
 def gateway_snapshot() -> GatewaySnapshot:
-    """Ten queries, eleven with scaling policies. The version is read first, so that a change in the meantime makes the
-    next poll read again."""
+    """Ten queries, eleven with scaling policies, and one for each instance that is started from a launch template. The
+    version is read first, so that a change in the meantime makes the next poll read again."""
     version = config_version()
     rows = _instances()
     instances = [row for row in rows if row.now_serves]
@@ -90,8 +91,17 @@ def _on_its_way() -> Q:
     return wanted & ((starts & Q(weights__in=[Weights.PRESENT, Weights.LOADING])) | wakes)
 
 
-def _coming(row: Instance) -> ComingConfig:
-    return ComingConfig(row.pk, row.model.name, start_after(row.spec) or 0.0)
+def _coming(row: Any) -> ComingConfig:
+    return ComingConfig(row.pk, row.model.name, start_after(row.spec) or 0.0, _serves_at(row))
+
+
+def _serves_at(row: Any) -> float:
+    """When its first start is likely to have ended; 0: not known. One query if it has a launch template."""
+    if row.now_serves or row.ready_at is not None or row.weights != Weights.PRESENT:
+        return 0.0
+    took_s = cold_start_s(row)
+    began = row.start_steps.get(PROCESS) or max(row.created_at.timestamp(), start_after(row.spec) or 0.0)
+    return 0.0 if took_s is None else began + took_s
 
 
 def _usable_keys() -> list[ApiKey]:

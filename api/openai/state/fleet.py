@@ -72,6 +72,7 @@ class GatewayFleet:
         self._clock = clock
         self._runtime: InstanceListener | None = None
         self._coming: list[tuple[str, float]] = []  # model, earliest time
+        self._likely: list[tuple[str, float]] = []  # model and likely time of those of which it is known
         self._on_demand: tuple[str, ...] = ()
         self._expected = ExpectedInstances()
         self.learned: Callable[[InstanceSpec], Mapping[str, Any] | None] = lambda spec: None  # by an earlier process
@@ -108,6 +109,7 @@ class GatewayFleet:
             self._set_draining(self.seats[instance_id], instance_id in snapshot.draining)
         now, wall = self._clock(), time.time()
         self._coming = [(coming.model, now + max(0.0, coming.not_before - wall)) for coming in snapshot.coming]
+        self._likely = [(each.model, now + each.serves_at - wall) for each in snapshot.coming if each.serves_at > 0]
         self._on_demand = snapshot.on_demand
         self.sweep()
 
@@ -122,7 +124,7 @@ class GatewayFleet:
         """Tell the scheduler when the next instance of a model is expected, where that changed."""
         now = self._clock()
         awaited = [(seat.spec.model, seat.seen_at) for seat in self.seats.values() if seat.awaited(now)]
-        for event in self._expected.changes([*self._coming, *awaited], self._on_demand):
+        for event in self._expected.changes([*self._coming, *awaited], self._on_demand, self._likely):
             self.runtime.push(event)
 
     def _seat(self, spec: InstanceSpec) -> None:

@@ -8,12 +8,14 @@ requests that take the least of it.
 
 Deviations: a fleet has two resources, seconds of prefill and sequence slots, each taken to serve in order at the rate
 that `Supply` predicts; a request is late if either lets it begin too late, and the work by which one is deferred is the
-sum of its shares of both, by its value. Deferred requests are in order of apparent tardiness cost, take what room is
-left, and are judged again in the next plan, so a wrong prediction defers nobody for good.
+sum of its shares of both, by its value. An instance that is starting adds an equal part of both once it is likely to
+serve, so that what it will keep is not deferred. Deferred requests are in order of apparent tardiness cost, take what
+room is left, and are judged again in the next plan, so a wrong prediction defers nobody for good.
 
 `trust` (0.65): share of the predicted rates that is counted on; 0.55, 0.75, 0.8 and 1 were tried (decision 153).
-`margin_s` (0.05): least slack, about one decode step. `lookahead_s`: as in `apparent_tardiness_cost`. Cost: O(1) per
-decision, and O(n log n) per plan of n waiting requests.
+`margin_s` (0.05): least slack, about one decode step. `lookahead_s`: as in `apparent_tardiness_cost`. `coming` (on):
+count instances that are starting (decision 319). Cost: O(1) per decision, O(n log n) per plan of n waiting requests and
+few instances that are starting.
 """
 
 from __future__ import annotations
@@ -38,6 +40,7 @@ class Config:
     trust: float = 0.65
     margin_s: float = 0.05
     lookahead_s: float = 10.0
+    coming: bool = True
 
     def __post_init__(self) -> None:
         if not 0 < self.trust <= 1:
@@ -65,6 +68,8 @@ class FeasibleDeadlines(Stateless):
 
     def defer(self, waiting: Sequence[tuple[Request, Cost]], supply: Supply, now: float) -> set[str]:
         """Ids of requests that are served after the others, so that those are in time."""
+        if not self.config.coming:
+            supply = supply._replace(coming=())
         plan = _Plan(supply, self.config.trust, [_work(*each, supply) for each in waiting])
         out: set[str] = set()
         ahead: list[tuple[float, str, _Work]] = []
@@ -103,7 +108,10 @@ class _Plan:
         self._token_rate = trust * supply.token_rate
         self._prefill_s = supply.backlog_s
         # Free slots take as many average requests at once.
-        self._tokens = -supply.free_slots * sum(tokens for _, tokens in works) / max(1, len(works))
+        mean = sum(tokens for _, tokens in works) / max(1, len(works))
+        self._tokens = -supply.free_slots * mean
+        self._coming, self._instances = supply.coming, max(1, supply.instances)
+        self._taken_at_once = mean * supply.slots / self._instances  # by one that begins to serve
 
     def share(self, work: _Work) -> float:
         """Seconds of the whole fleet."""
@@ -119,6 +127,19 @@ class _Plan:
 
     def begins_in_s(self, last: _Work) -> float:
         """When the last request in the plan begins: once the work before it has begun."""
-        prefill = (self._prefill_s - last[0]) / self._prefill_rate
-        slot = (self._tokens - last[1]) / self._token_rate if self._token_rate > 0 else 0.0
-        return max(prefill, slot)
+        prefill = self._done_in_s(self._prefill_s - last[0], self._prefill_rate, 0.0)
+        if self._token_rate <= 0:
+            return max(prefill, 0.0)
+        return max(prefill, self._done_in_s(self._tokens - last[1], self._token_rate, self._taken_at_once))
+
+    def _done_in_s(self, work: float, rate: float, at_once: float) -> float:
+        """When so much work has begun: by all instances together at `rate`, and by each that comes at its part of that,
+        after what it takes `at_once`."""
+        since, of_one = 0.0, rate / self._instances
+        for at in self._coming:
+            before = rate * (at - since)
+            if work <= before:
+                break
+            work, since, rate = work - before, at, rate + of_one
+            work = max(0.0, work - at_once)
+        return since + work / rate

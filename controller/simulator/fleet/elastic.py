@@ -308,7 +308,7 @@ class Elastic:
         """It serves at `at`. Gateways know so from its order: without an instance, requests wait for it."""
         cluster = self._run.cluster
         if cluster.role_of(name) is not Role.DECODE:
-            self._run.joins.awaited(name, cluster.model_of(name), at)
+            self._run.joins.awaited(name, cluster.model_of(name), at, predicted=True)
 
     def _load_s(self) -> float:
         source = self.settings.source

@@ -15,11 +15,15 @@ class Joins:
         self._tell = tell
         self._expected = ExpectedInstances()
         self._joins: dict[int | str, tuple[str, float]] = {}  # by slot or id: model and earliest time
+        self._predicted: set[int | str] = set()  # of these, those that a scaler started
         self._on_demand: set[str] = set()
 
-    def awaited(self, key: int | str, model: str, at: float) -> None:
-        """An instance takes requests of `model` from `at` on, as far as a gateway knows."""
+    def awaited(self, key: int | str, model: str, at: float, *, predicted: bool = False) -> None:
+        """An instance takes requests of `model` from `at` on, as far as a gateway knows. `predicted`: not only at the
+        earliest, but likely."""
         self._joins[key] = (model, at)
+        if predicted:
+            self._predicted.add(key)
         self._changed()
 
     def on_demand(self, model: str) -> None:
@@ -34,5 +38,6 @@ class Joins:
             self._changed()
 
     def _changed(self) -> None:
-        for event in self._expected.changes(self._joins.values(), self._on_demand):
+        predicted = [each for key, each in self._joins.items() if key in self._predicted]
+        for event in self._expected.changes(self._joins.values(), self._on_demand, predicted):
             self._tell(event)

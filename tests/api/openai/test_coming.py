@@ -62,8 +62,23 @@ def test_what_the_configuration_says_is_starting_is_on_its_way() -> None:
     assert told.coming(clock) == {"other": 0.0}
 
 
+def test_it_is_told_when_one_is_likely_to_serve_where_that_is_known() -> None:
+    now = time.time()
+    coming = (
+        ComingConfig("a", "demo", 0.0, now + 40),
+        ComingConfig("b", "demo", 0.0, now + 20),
+        ComingConfig("c", "demo"),
+    )
+    fleet, told, clock = build(with_instances(coming=coming))
+    (event,) = told.events
+    assert (event.model, event.at) == ("demo", clock.now)
+    assert event.serving == pytest.approx((clock.now + 20, clock.now + 40), abs=1)
+    fleet.apply(with_instances(coming=coming[2:]))
+    assert told.events[1:] == [ev.Expected("demo", clock.now)]
+
+
 def test_nothing_is_said_twice() -> None:
-    config = with_instances(coming=(ComingConfig("c", "other"),))
+    config = with_instances(coming=(ComingConfig("c", "other", 0.0, time.time() + 30),))
     fleet, told, clock = build(config)
     clock.now += 1
     fleet.sweep()
@@ -115,8 +130,9 @@ def test_one_that_drains_or_only_decodes_is_not_waited_for() -> None:
 
 
 def test_the_stored_configuration_keeps_what_is_coming() -> None:
-    raw = {"version": 3, "coming": [{"id": "a", "model": "demo", "not_before": 5.0}]}
-    assert snapshot_from_json(raw).coming == (ComingConfig("a", "demo", 5.0),)
+    older, newer = {"id": "a", "model": "demo", "not_before": 5.0}, {"id": "b", "model": "demo", "serves_at": 9.0}
+    coming = snapshot_from_json({"version": 3, "coming": [older, newer]}).coming
+    assert coming == (ComingConfig("a", "demo", 5.0), ComingConfig("b", "demo", 0.0, 9.0))
 
 
 # ---- through a whole gateway -----------------------------------------------------------------------------------------

@@ -35,6 +35,16 @@ def test_a_model_on_demand_is_expected_at_once_until_an_instance_of_it_starts() 
     assert made.on_demand == set()
 
 
+def test_it_is_told_when_those_are_likely_to_serve_of_which_that_is_known() -> None:
+    made = ExpectedInstances()
+    joins = [("a", 0.0), ("a", 0.0), ("b", 0.0)]
+    told = made.changes(joins, serving=[("a", 9.0), ("a", 5.0)])
+    assert told == [ev.Expected("a", 0.0, (5.0, 9.0)), ev.Expected("b", 0.0)]
+    assert made.changes(joins, serving=[("a", 5.0), ("a", 9.0)]) == []
+    assert made.changes(joins[1:], serving=[("a", 9.0)]) == [ev.Expected("a", 0.0, (9.0,))]
+    assert made.changes([]) == [ev.Expected("a", math.inf), ev.Expected("b", math.inf)]
+
+
 def test_requests_wait_for_the_second_replacement_where_the_first_is_gone_again() -> None:
     """One instance fails and is replaced after 1 s, the other after 4 s; the first fails once more at 2 s, for good."""
     failures = (Failure(0, 0.5, 1.0), Failure(1, 0.5, 4.0), Failure(0, 2.0))

@@ -39,6 +39,25 @@ def test_work_that_was_sent_and_slots_that_are_taken_delay_everyone():
     assert EXACT.defer(jobs, full._replace(free_slots=2), 0.0) == set()
 
 
+def test_an_instance_that_is_starting_keeps_what_it_can_begin_in_time():
+    """The last must begin within three seconds, after four seconds of work: one instance cannot do that, two can."""
+    jobs = waiting((1, 2.4, 1), (1, 2.9, 1), (1, 4, 1), (2, 4.4, 1))
+    assert EXACT.defer(jobs, PREFILL_ONLY, 0.0) == {"r3"}
+    assert EXACT.defer(jobs, PREFILL_ONLY._replace(coming=(1.0,)), 0.0) == set()
+    assert EXACT.defer(jobs, PREFILL_ONLY._replace(coming=(1.9, 1.9)), 0.0) == set()
+    assert EXACT.defer(jobs, PREFILL_ONLY._replace(coming=(3.1,)), 0.0) == {"r3"}, "too late for any of them"
+    blind = FeasibleDeadlines(Config(trust=1.0, margin_s=0.0, coming=False))
+    assert blind.defer(jobs, PREFILL_ONLY._replace(coming=(1.0,)), 0.0) == {"r3"}
+
+
+def test_one_that_is_starting_brings_slots():
+    jobs = waiting((1, 1.5, 1), (1.1, 2.6, 1))
+    full = Supply(10.0, 5.0, 0.0, 0, 0.1, 0.0, instances=1, slots=2)
+    assert EXACT.defer(jobs, full._replace(coming=(0.4,)), 0.0) == set()
+    assert EXACT.defer(jobs, full._replace(coming=(1.4,)), 0.0) == set()
+    assert EXACT.defer(jobs, full._replace(coming=(1.6,)), 0.0) == {"r1"}
+
+
 def test_deferred_requests_come_behind_all_others():
     request, cost = waiting((1, 1, 1))[0]
     late, _ = waiting((1, 900, 1))[0]

@@ -119,6 +119,26 @@ def test_it_names_what_is_on_its_way():
     assert coming == {"pending": ("m", 99.5), "starting": ("m", 0.0), "waking": ("m", 0.0)}
 
 
+def test_it_says_when_a_start_from_a_template_is_likely_to_end(django_assert_num_queries):
+    template = LaunchTemplate.objects.create(name="t", backend="vllm", command=["vllm"])
+    model = factories.served_model(name="m")
+    starting = {"observed_state": Instance.Observed.STARTING, "template": template, "backend": template.backend}
+    factories.instance(model, id="done", template=template, start_steps={"process": 100.0, "ready": 130.0})
+    rows = {
+        "began": {"start_steps": {"process": 500.0}},
+        "ordered": {},
+        "later": {"spec": {"start_after": 4e9}},
+        "again": {"ready_at": timezone.now()},
+        "plain": {"template": None},
+    }
+    for name, fields in rows.items():
+        factories.instance(model, id=name, **{**starting, **fields})
+    created = Instance.objects.get(pk="ordered").created_at.timestamp()
+    with django_assert_num_queries(13):
+        found = {each.id: each.serves_at for each in gateway_snapshot().coming}
+    assert found == {"began": 530.0, "ordered": created + 30.0, "later": 4e9 + 30.0, "again": 0.0, "plain": 0.0}
+
+
 def scaled(name: str, *, policy: dict[str, Any] | None = None, **fields: Any) -> None:
     """A model with a policy whose only instance is gone."""
     model = factories.served_model(name=name)
