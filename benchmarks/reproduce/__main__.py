@@ -1,7 +1,7 @@
 """`make reproduce`: all papers, or those named by --paper; then writes docs/reproduction from all stored results.
 
-Papers run in parallel, one process each, `--jobs` at a time. The last line of output is one JSON object: the headlines
-(`benchmarks/reproduce/headlines.py`) and `claims`, a list.
+Papers run in parallel, one process each, `--jobs` at a time; MFS alone takes `--jobs` processes. The last line of
+output is one JSON object: the headlines (`benchmarks/reproduce/headlines.py`) and `claims`, a list.
 """
 
 from __future__ import annotations
@@ -28,11 +28,13 @@ from benchmarks.reproduce.page import write
 ROOT = Path(__file__).resolve().parents[2]
 STORE = ROOT / "docs" / "reproduction"
 DECIDERS = ("controller",)  # what decides in every run: their last commit is stored with the results
+SPLIT = ("mfs",)  # papers whose runs can take several processes
 PAPERS = ("hyperflexis", "flowprefill", "kairos", "concord", "mfs", "combined")
 
 
-def run_paper(name: str, quick: bool, parts: Sequence[str] = (), traces: Path | None = None) -> Section:
+def run_paper(name: str, quick: bool, parts: Sequence[str] = (), traces: Path | None = None, jobs: int = 1) -> Section:
     """One paper's section (only `parts`, if given), with its duration. `traces`: for the one part that reads some.
+    `jobs`: processes for the papers in SPLIT; the others take one.
 
     Progress goes to standard error, prefixed by the paper.
     """
@@ -41,6 +43,8 @@ def run_paper(name: str, quick: bool, parts: Sequence[str] = (), traces: Path | 
     chosen: dict[str, Any] = {"parts": parts} if parts else {}
     if traces is not None:
         chosen["traces"] = traces
+    if name in SPLIT:
+        chosen["jobs"] = jobs
     section: Section = module.reproduce(
         lambda line: print(f"{name}: {line}", file=sys.stderr, flush=True), quick, **chosen
     )
@@ -107,7 +111,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     parser.add_argument(
         "--page-only", action="store_true", help="write texts and pages for the stored results, run nothing"
     )
-    parser.add_argument("--jobs", type=int, default=min(2, os.cpu_count() or 1), help="papers in parallel")
+    parser.add_argument("--jobs", type=int, default=min(2, os.cpu_count() or 1), help="processes at a time")
     args = parser.parse_args(argv)
     names = args.paper or list(PAPERS)
     parts = tuple(args.part or ())
@@ -117,10 +121,9 @@ def main(argv: Sequence[str] | None = None) -> None:
     done: list[Section] = []
     if not args.page_only:
         with ProcessPoolExecutor(max_workers=max(1, args.jobs)) as pool:
-            made = pool.map(
-                run_paper, names, [args.quick] * len(names), [parts] * len(names), [args.traces] * len(names)
-            )
-            for name, section in zip(names, made, strict=True):
+            each = max(1, args.jobs // len(names))
+            made = [pool.submit(run_paper, name, args.quick, parts, args.traces, each) for name in names]
+            for name, section in zip(names, (run.result() for run in made), strict=True):
                 done.append(section)
                 if not args.quick:
                     STORE.mkdir(parents=True, exist_ok=True)

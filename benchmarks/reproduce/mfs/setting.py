@@ -6,6 +6,7 @@ import random
 import statistics
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import NamedTuple
 
 from controller.flow.flows import MsFlow
@@ -149,10 +150,10 @@ ABLATIONS = (
     UNPRUNED,
 )
 LATE_FIRST = FlowContender(  # as printed
-    "MFS, late transfers first", lambda: DeferAndPromote(DeferAndPromote.Config(late="first")), True, BUDGET
+    "MFS, late transfers first", partial(DeferAndPromote, DeferAndPromote.Config(late="first")), True, BUDGET
 )
 LEAST_FIRST = tuple(
-    FlowContender(called, lambda: DeferAndPromote(DeferAndPromote.Config(within="least")), True, budget, in_vain)
+    FlowContender(called, partial(DeferAndPromote, DeferAndPromote.Config(within="least")), True, budget, in_vain)
     for called, budget, in_vain in (
         ("MFS, least reuse first", BUDGET, True),
         ("MFS, least reuse first, nobody pruned in vain", BUDGET, False),
@@ -171,7 +172,7 @@ def level_one(value: float) -> FlowContender:
     """MFS with another MLU above which a KV transfer goes before everything else (printed: 0.125)."""
     return FlowContender(
         f"MFS, level 1 above {value:g}",
-        lambda: DeferAndPromote(DeferAndPromote.Config(level_one=value)),
+        partial(DeferAndPromote, DeferAndPromote.Config(level_one=value)),
         ordered=True,
         budget=BUDGET,
     )

@@ -12,6 +12,7 @@ from benchmarks.reproduce.mfs.section import (
     MOE,
     PARTS,
     best_change,
+    curves,
     headroom,
     largest_gain,
     rate_ratio,
@@ -38,6 +39,7 @@ from benchmarks.reproduce.mfs.setting import (
     ClusterSize,
     FlowFigures,
     FlowSetting,
+    level_one,
     serve,
 )
 from controller.simulator.flows.prefill import PrefillRun
@@ -209,3 +211,14 @@ def test_loads_known_to_a_fifth_are_drawn_by_the_seed_of_the_run(monkeypatch):
         serve(FlowSetting("llama", LONG_AGENT, ClusterSize(128, 0, 2, (4,))), contender, 0.5, 4)
     assert seen == [(0.0, 4), (0.2, 4)]
     assert cases.CONTENDERS[GUESSED.name] is GUESSED
+
+
+def test_processes_change_no_result():
+    found = [
+        curves(
+            FlowSetting("llama", LONG_AGENT, ClusterSize(64, 2, 6, (1, 2))), (FAIR, level_one(0.5)), [0.9], jobs=jobs
+        )
+        for jobs in (1, 2)
+    ]
+    assert found[0] == found[1]
+    assert set(found[0]) == {FAIR.name, level_one(0.5).name}
