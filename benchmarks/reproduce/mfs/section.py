@@ -313,8 +313,8 @@ def _ablations(size: ClusterSize, progress: Progress, quick: bool, jobs: int) ->
     for model, workload, loads in () if quick else SLOW_CASES:
         setting = FlowSetting(model, workload, size, SLOW_LINKS)
         called = f"{setting.shape.model.name}, {workload.name}"
-        swept = tuple(level_one(value) for value in LEVELS)
-        of = curves(setting, (*CONTENDERS, *ABLATIONS, *swept, NO_KV, FREE), loads, progress, jobs)
+        levels = tuple(level_one(value) for value in LEVELS)
+        of = curves(setting, (*CONTENDERS, *ABLATIONS, *levels, NO_KV, FREE), loads, progress, jobs)
         tables.append(_table(f"Links of {SLOW_LINKS:g} of the bandwidth: {called}", setting, of))
     return Section("MFS", "", (), [replace(each, part="ablations") for each in tables])
 
