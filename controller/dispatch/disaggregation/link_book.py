@@ -129,7 +129,7 @@ class _InboundPort:
         self._newest: deque[_Received] = deque(maxlen=2 * INBOUND_LATER + 1)
 
     def moved(self, source: str, tokens: int, seconds: float, now: float) -> None:
-        """One from `source` ended, `seconds` after it had KV to send."""
+        """One from `source` ended. `seconds`: in which it had KV to send and was not held."""
         if seconds <= 0:
             return
         self._newest.append(_Received(source, now - seconds, now, tokens / seconds))
@@ -222,7 +222,8 @@ class LinkBook:
             self._bytes_a_token[pair[0]] = _mean(self._bytes_a_token.get(pair[0]), moved.bytes / moved.tokens)
             moving_s = moved.seconds - moved.waited_s
             self._ports.setdefault(pair[0], _Port()).moved(moved.tokens, moving_s, now)
-            self._inbound.setdefault(pair[1], _InboundPort()).moved(pair[0], moved.tokens, moving_s, now)
+            received_s = max(0.0, moved.moving_s - moved.waited_s)  # a held sender leaves the receiving port idle
+            self._inbound.setdefault(pair[1], _InboundPort()).moved(pair[0], moved.tokens, received_s, now)
         return was_closed
 
     def failed(self, pair: Pair, by: object, now: float) -> None:

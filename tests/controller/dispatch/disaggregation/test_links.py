@@ -383,6 +383,16 @@ def test_senders_at_the_same_time_show_the_rate_of_the_port_that_receives(source
     assert many_to_one(0.001, sources).inbound_s_a_token("d") == pytest.approx(0.001, rel=0.35)
 
 
+def test_a_receiving_port_is_idle_while_its_senders_are_held():
+    """Both send 500 tokens in the same second, and one of them had waited four seconds for its turn before."""
+    book = LinkBook(3, 2.0)
+    sent = MOVED._replace(tokens=500, seconds=1.0)
+    for number in range(20):
+        book.moved(("a", "d"), sent._replace(seconds=5.0, held_s=4.0), 10.0 * number)
+        book.moved(("b", "d"), sent, 10.0 * number)
+    assert book.inbound_s_a_token("d") == pytest.approx(0.001, rel=0.05)
+
+
 def test_one_sender_at_a_time_does_not_show_how_much_a_port_receives():
     alone, apart = many_to_one(0.001, sources=1), LinkBook(3, 2.0)
     for number in range(40):
