@@ -92,7 +92,7 @@ def report_of(value: bytes) -> QueueReport | None:
     """None for anything but a report."""
     try:
         return report_from_json(orjson.loads(value))
-    except (orjson.JSONDecodeError, TypeError, ValueError):
+    except (orjson.JSONDecodeError, LookupError, TypeError, ValueError):
         return None
 
 

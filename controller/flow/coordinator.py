@@ -18,7 +18,7 @@ import itertools
 import math
 import operator
 from bisect import bisect_right
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
@@ -252,22 +252,47 @@ def _any(s_a_token: float, model: str, target: str) -> float:
 def _receivers(
     shares: Iterable[_Share], sent: Mapping[str, OpenKv], inbound: Mapping[str, Mapping[str, float]]
 ) -> list[Cost]:
-    """What a token of KV takes of each receiving port whose rate is known: that of a host, whose instances get it in
-    parts. Which host an instance is on, daemons say of the KV that goes to it."""
-    rows = [row for share in shares if share.unit.port is not None for row in share.unit.port.outgoing]
-    host_of = {row.target: sent[row.id].to for row in rows if row.target and row.id in sent and sent[row.id].to}
+    """What a token of KV takes of receiving ports whose rate is known, each that of a host, whose instances get it in
+    parts. Which host an instance is on, daemons say of the KV that goes to it; while a request that was placed again
+    has KV on two ways, most of it counts.
+
+    What waits may go to any instance of its model, so it loads all ports of the same models alike. Of these only the
+    busiest is looked at: with each of them a decision would take time for waiting requests times hosts.
+    """
+    named: defaultdict[str, Counter[str]] = defaultdict(Counter)
+    placed: Counter[tuple[str, str]] = Counter()  # tokens by model and instance
+    waiting: Counter[str] = Counter()
+    for share in shares:
+        if share.unit.port is None:
+            continue
+        for row in share.unit.port.outgoing:
+            open_kv = sent.get(row.id)
+            placed[share.model, row.target] += math.ceil(row.tokens * (open_kv.left if open_kv else 1.0))
+            if row.target and open_kv and open_kv.to:
+                named[row.target][open_kv.to] += 1
+        waiting[share.model] += sum(row.prompt_tokens for row in share.rows)
+    host_of = {target: hosts.most_common(1)[0][0] for target, hosts in named.items()}
     there: defaultdict[str, list[float]] = defaultdict(list)
-    for ports in inbound.values():
-        for target, s_a_token in ports.items():
-            if target in host_of:
-                there[host_of[target]].append(s_a_token)
+    for target, host in host_of.items():
+        there[host] += [ports[target] for ports in inbound.values() if target in ports] or [0.0]
 
     def cost(host: str, s_a_token: float, model: str, target: str) -> float:
         """What is not placed yet may go to each instance of its model."""
         targets = [target] if target else list(inbound.get(model, ()))
         return s_a_token * sum(host_of.get(each) == host for each in targets) / max(1, len(targets))
 
-    return [partial(cost, host, _in_turn(known)) for host, known in there.items() if all(known)]
+    hosts = {model: {host_of.get(target) for target in inbound.get(model, ())} for model in waiting}
+    busiest: dict[frozenset[str], tuple[float, Cost]] = {}
+    for host, known in there.items():
+        if not all(known):
+            continue
+        of_port = partial(cost, host, _in_turn(known))
+        seconds = sum(of_port(model, "") * tokens for model, tokens in waiting.items())
+        seconds += sum(of_port(*pair) * tokens for pair, tokens in placed.items())
+        models = frozenset(model for model in waiting if host in hosts[model])
+        if models not in busiest or seconds > busiest[models][0]:
+            busiest[models] = seconds, of_port
+    return [of_port for _, of_port in busiest.values()]
 
 
 def _through(shares: Iterable[_Share], sent: Mapping[str, OpenKv], cost: Cost) -> _Link:

@@ -17,6 +17,7 @@ from controller.core.pruning import (
     report_from_json,
     report_to_json,
 )
+from controller.flow import coordinator
 from controller.flow.coordinator import Coordinator, CoordinatorConfig
 
 NOW = 100.0
@@ -109,6 +110,39 @@ def test_what_is_not_placed_yet_loads_each_receiver_with_its_part():
     inbound = {"d": 3 * S_A_TOKEN, "e": 3 * S_A_TOKEN}
     assert many_to_one(inbound, rows=[waiting("w", 2.4, 100)]) == {}
     assert many_to_one(inbound, rows=[waiting("w", 2.4, 300)]).keys() == {"long"}
+
+
+def test_a_host_of_which_the_port_of_another_models_instance_was_not_measured_is_left_out():
+    """It would have the rate of one instance's part, and the load of both."""
+    one = report(outgoing("short", 1.0, 400, target="d"), outgoing("last", 2.5, 400, target="d"))
+    two = report(outgoing("long", 2.0, 800, target="e"), gateway="b", unit="q", model="n")
+    one.queues[0] = one.queues[0]._replace(inbound={"d": 2 * S_A_TOKEN})
+    sent = {"short": OpenKv("one", 1.0, "three"), "last": OpenKv("one", 1.0, "three")}
+    sent["long"] = OpenKv("two", 1.0, "three")
+    assert not Coordinator(CoordinatorConfig(1.0)).decide([one, two], NOW, sent).scavengers
+
+
+def test_of_receiving_hosts_only_the_busiest_of_a_model_is_looked_at(monkeypatch):
+    """What waits goes to any of them, so with each of them a decision took time for requests times hosts."""
+    looked_at = []
+    through = coordinator._through
+    monkeypatch.setattr(coordinator, "_through", lambda *given: looked_at.append(given) or through(*given))
+    kv = [outgoing(f"kv{host}", 2.0, 10 + host, target=f"d{host}") for host in range(9)]
+    found = report(*kv, outgoing("long", 2.0, 900, target="d4"), rows=[waiting("w", 2.0, 90)])
+    inbound = {f"d{host}": 3 * S_A_TOKEN for host in range(9)}
+    found.queues[0] = found.queues[0]._replace(inbound=inbound)
+    sent = {row.id: OpenKv("one", 1.0, f"host{row.target}") for row in found.queues[0].units[0].port.outgoing}
+    assert Coordinator(CoordinatorConfig(1.0)).decide([found], NOW, sent).scavengers.keys() == {"long"}
+    assert len(looked_at) == 2, "the port through which it leaves, and one through which it comes"
+
+
+def test_an_instance_is_on_the_host_to_which_most_of_its_kv_goes():
+    """A request that was placed again has KV on the way to its old host too."""
+    short, last = outgoing("short", 1.0, 400, target="d"), outgoing("last", 2.5, 400, target="d")
+    found = report(short, last, outgoing("long", 2.0, 800, target="d"), s_a_token=S_A_TOKEN / 10)
+    found.queues[0] = found.queues[0]._replace(inbound={"d": 2 * S_A_TOKEN, "e": 2 * S_A_TOKEN})
+    sent = {"short": OpenKv("one", 1.0, "two"), "last": OpenKv("one", 1.0, "two"), "long": OpenKv("one", 1.0, "old")}
+    assert Coordinator(CoordinatorConfig(1.0)).decide([found], NOW, sent).scavengers.keys() == {"long"}
 
 
 def test_kv_that_is_pruned_for_one_port_does_not_load_the_others():
