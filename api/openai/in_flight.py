@@ -315,11 +315,12 @@ class RelayListener(Protocol):
 
 async def relay(in_flight: InFlightRequest, backend: Backend, call: UpstreamCall, driver: RelayListener) -> None:
     """One attempt on one engine. Cancelling it closes the call to the engine."""
-    held = b""
+    held, told = b"", False
     try:
         async with aclosing(backend.generate(call)) as chunks:  # type: ignore[type-var]
             async for chunk in chunks:
-                if chunk.borrowed is not None:
+                if chunk.borrowed is not None and not told:  # once: an engine that repeats it must not fill the record
+                    told = True
                     driver.transfers.borrowed(in_flight, in_flight.instance, chunk.borrowed, driver.clock())
                 if chunk.kind == "data":
                     if chunk.pulling:

@@ -32,6 +32,7 @@ RELEASE_S = 0.05  # how long releases wait for others for the same engine
 NO_ROOM = 503  # the decode engine has no free blocks now; it may have some soon
 COMPUTED = "the decode instance computed the prompt itself"
 MOST_SAID = 300  # characters of what that instance says of it
+MOST_OF_FLOW = 40  # characters of how it was scheduled, as the reference engine cuts it
 LOST = {"unreachable", "other_model", "kv_lost", "cut", "corrupt", "timeout"}  # why a copied prefix did not come
 NEVER_BEGAN = ("no_room", "unreachable", "no_instance")
 
@@ -373,7 +374,7 @@ def _turns(moved: KvMoved) -> dict[str, Figure]:
     if not moved.flow:
         return {}
     return {
-        "flow": moved.flow,
+        "flow": moved.flow[:MOST_OF_FLOW],
         "held_s": moved.held_s,
         "flow_level": moved.level,
         "promotions": moved.promotions,

@@ -6,16 +6,18 @@ from __future__ import annotations
 import asyncio
 import json
 import tempfile
+from collections.abc import AsyncIterator
 from types import SimpleNamespace
 from typing import Any
 
 import aiohttp
 import pytest
 
+from api.openai.in_flight import InFlightRequest, relay
 from api.openai.kv_transfers import KvTransfers
 from controller.core.decisions import Decision
 from controller.core.kv_links import BorrowedKv, KvMoved
-from controller.core.types import InstanceSpec, Role
+from controller.core.types import InstanceSpec, Request, Role, Targets
 from controller.flow.flows import FlowStage
 from tests.api.openai.gateways import completion
 from tests.api.openai.servers import ServerBed
@@ -24,6 +26,8 @@ from tests.workers.engine.client import post
 from tests.workers.engine.kv.test_prefixes import slow_prefill
 from tests.workers.engine.process import EngineProcess
 from tests.workers.flowd.running import MB, connected, sending, serving
+from workers.backends.base import AnswerChunk
+from workers.backends.http import PREFIX_COMMENT, EventReader
 from workers.flowd.daemon import FlowDaemon
 
 OPTIONS = (
@@ -103,6 +107,36 @@ def test_a_record_says_why_a_prefix_did_not_come(moved, reason, outcome) -> None
     assert (told.kind, told.reason, told.figures["outcome"]) == ("prefix", reason, outcome)
     assert (told.figures["flow"], told.figures["held_s"], told.figures["source"]) == ("silent", 2.5, "p")
     assert told.figures.get("error", "") == moved.error
+
+
+def test_a_record_keeps_no_more_of_a_flows_name_than_engines_send() -> None:
+    noted: list[Decision] = []
+    host: Any = SimpleNamespace(note=lambda _, decision: noted.append(decision))
+    asked: Any = SimpleNamespace(request=SimpleNamespace(id="r"))
+    KvTransfers(host, {}).borrowed(asked, "q", BorrowedKv("p", KvMoved(flow="scheduled" * 100)), 4.0)
+    assert noted[0].figures["flow"] == ("scheduled" * 100)[:40]
+
+
+async def test_an_engine_that_repeats_what_it_borrowed_adds_one_step_to_the_record() -> None:
+    async def nowhere(message: Any) -> None: ...
+
+    async def generate(call: Any) -> AsyncIterator[AnswerChunk]:
+        reader = EventReader(chat=False, keep_usage=False)
+        for number in range(1000):
+            told = json.dumps(BorrowedKv(f"p{number}", KvMoved(bytes=8)).as_json()).encode()
+            chunk = reader.feed(PREFIX_COMMENT + told + b"\n\n")
+            assert chunk is not None
+            assert chunk.borrowed is not None
+            yield chunk
+
+    request = Request("r", 100.0, Targets(2.0, 0.1), 500, 4)
+    asked = InFlightRequest(request, b"{", nowhere, 0.0, chat=False, streamed=True, keep_usage=False)
+    host: Any = SimpleNamespace(note=InFlightRequest.note)
+    driver: Any = SimpleNamespace(transfers=KvTransfers(host, {}), clock=lambda: 101.0)
+    backend: Any = SimpleNamespace(generate=generate)
+    call: Any = None
+    await relay(asked, backend, call, driver)
+    assert [step["figures"]["source"] for step in asked.decisions or ()] == ["p0"]
 
 
 def waiting(daemon: FlowDaemon) -> list[dict[str, Any]]:
