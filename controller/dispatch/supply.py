@@ -9,6 +9,8 @@ from controller.dispatch.shadow_state import ShadowInstance
 
 LEAST_KEPT = 0.05  # of an instance's time is left for prefills, however close its decodes are to their TPOT
 MOST_PREFILLING = 0.8  # of an instance's time goes to prefills, when a decode step is predicted
+LATE_S = 5.0  # a start may be later than predicted, and a gateway hears of it seconds after it has ended
+SOON_S = 0.5  # when one that is late is taken to serve
 
 
 def supply_of(instances: Iterable[ShadowInstance], now: float, serving_at: Iterable[float] = ()) -> Supply:
@@ -17,8 +19,9 @@ def supply_of(instances: Iterable[ShadowInstance], now: float, serving_at: Itera
     Prefills count whole where decodes show what the other gateways prefill: eq. 5 leaves that out already (decision
     153). An instance that only prefills has none, and its prefills count with this gateway's share (decision 239).
 
-    `serving_at`: when instances that are starting are likely to serve. One that is late does not count any more: nobody
-    knows when it will serve.
+    `serving_at`: when instances that are starting are likely to serve. The prediction is a median and ends with the
+    engine's start, of which gateways hear a little later, so one that is late counts for `LATE_S` as one that serves
+    soon: else what it is to keep would be deferred just before it comes. After that nobody knows when it will serve.
     """
     count = free_slots = slots = 0
     prefill_rate = backlog_s = step_s = token_rate = constant_s = 0.0
@@ -33,6 +36,6 @@ def supply_of(instances: Iterable[ShadowInstance], now: float, serving_at: Itera
             step = each.full_step_s() / (1.0 - min(MOST_PREFILLING, each.prefilling(now)))
             token_rate += each.slots / step
             step_s += step
-    coming = tuple(sorted(at - now for at in serving_at if at > now))
+    coming = tuple(sorted(max(SOON_S, at - now) for at in serving_at if at > now - LATE_S))
     step_s /= max(1, count)
     return Supply(prefill_rate, token_rate, backlog_s, free_slots, step_s, constant_s, count, slots, coming)

@@ -78,6 +78,10 @@ def reconcile_once(by_name: Mapping[str, Provisioner], now: float, looks: Observ
     fleet = fresh(fleet_or_nothing(), now)
     wanted = lifecycle.wanted_instances(outstanding(fleet) if fleet else None)
     steps = [each for name in sorted({*found, *wanted}) for each in _steps(name, wanted.get(name, []), found, now)]
+    # Before the steps are taken, of which one tells gateways of the start: storing when it began tells nobody.
+    told = {each.id: each.steps for look in found.values() for each in look.seen or () if each.steps}
+    if told:
+        lifecycle.start_steps_seen(seen=told)
     for by, step in steps:
         try:
             take(step, by, by_name)
@@ -86,9 +90,6 @@ def reconcile_once(by_name: Mapping[str, Provisioner], now: float, looks: Observ
         except Exception as error:  # the other instances must not wait for this one, whatever the error is
             log.exception("instance %s: %s failed", step.id, type(step).__name__)
             _store_error(step, error)
-    told = {each.id: each.steps for look in found.values() for each in look.seen or () if each.steps}
-    if told:
-        lifecycle.start_steps_seen(seen=told)
     lifecycle.instances_seen(ids=_running(each for look in found.values() for each in look.seen or ()))
     return [step for _, step in steps]
 
