@@ -353,7 +353,8 @@ class PrefixBorrower:
             await connection.borrow(seq, copy.prompt, self._store, self._kv, about, came, computes)
         except KvTransferError as error:
             copy.moved = _moved(copy, connection, loop.time() - began, error.reason, str(error))
-            log.warning("a prefix of %d tokens from %s was lost: %s", seq.tokens, link.peer.id, error)
+            what = "came without its figures" if copy.came else "was lost"
+            log.warning("a prefix of %d tokens from %s %s: %s", seq.tokens, link.peer.id, what, error)
             if error.reason not in NOT_THE_LINKS_FAULT:
                 link.health.failed(str(error), loop.time(), connection.received if connection is not None else 0)
             if connection is not None:
@@ -380,8 +381,11 @@ class PrefixBorrower:
 
 
 def _moved(copy: _Copy, connection: KvConnection | None, seconds: float, reason: str = "", error: str = "") -> KvMoved:
-    """Of a copy that has ended. `reason`: why it ended early."""
+    """Of a copy that has ended. `reason`: why it ended early; after its last layer only figures can be missing, and
+    nothing is lost."""
     seq, received = copy.coming.seq, 0 if connection is None else connection.received
+    if copy.came:
+        reason = error = ""
     turns = {} if connection is None else connection.turns
     return KvMoved(
         received, copy.layers, seq.tokens - seq.cached, seq.cached, seconds, reason=reason, error=error, **turns

@@ -10,8 +10,8 @@ import pytest
 
 from controller.core.steps import Lend, Release, Reserve, Seq
 from tests.waiting import until_on_loop
-from tests.workers.engine.kv.sides import PROMPT, Counted
-from workers.engine.kv import digests, lender
+from tests.workers.engine.kv.sides import LAYERS, PROMPT, Counted
+from workers.engine.kv import digests, lender, transfer
 from workers.engine.kv.prefixes import MOST_FETCHES
 from workers.engine.kv.transfer import KvConnection
 from workers.engine.kv.wire import KvTransferError
@@ -43,6 +43,29 @@ async def test_a_copy_that_cannot_be_written_is_computed_and_logged(sides, caplo
     mine.store.error = None
     await mine.fetch(PROMPT)
     assert (mine.cached(PROMPT), mine.lost) == (320, 1)
+
+
+@pytest.mark.parametrize("late", [False, True])
+async def test_a_prefix_that_came_whole_is_not_lost_with_what_follows_it(sides, monkeypatch, late):
+    """After its last layer only figures follow: they are cut or late."""
+    source, mine = sides(), sides()
+    source.computes(PROMPT)
+    await mine.link_to(source)
+    written = lender.write_frame
+
+    def unless_last(writer: Any, frame: dict[str, Any]) -> None:
+        if "lent" not in frame:
+            written(writer, frame)
+        elif not late:
+            writer.close()
+
+    monkeypatch.setattr(lender, "write_frame", unless_last)
+    monkeypatch.setattr(transfer, "STALL_S", 1.0)
+    seq = mine.seq(PROMPT)
+    await mine.stages.prefixes.fetch(seq)
+    assert (mine.cached(PROMPT), mine.lost) == (320, 0)
+    moved = mine.stages.prefixes.borrowed(seq).moved
+    assert (moved.tokens, moved.layers, moved.reason, moved.error) == (320, LAYERS, "", "")
 
 
 async def test_a_lender_that_has_computed_more_meanwhile_sends_what_was_asked_for(sides, monkeypatch):
