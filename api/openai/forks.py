@@ -13,6 +13,7 @@ import math
 import secrets
 import time
 from collections.abc import Callable, Coroutine, Mapping
+from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 from api.openai.in_flight import InFlightRequest
@@ -42,9 +43,11 @@ log = logging.getLogger(__name__)
 TOLD_S = 1.0  # within which another gateway tells the checkpoint of a step that it has just answered
 LOOK_S = 0.05
 AGAIN_S = 1.0  # after Redis did not take where a checkpoint is
-MOST_UNTOLD = 1_000  # checkpoints that Redis has not taken yet; further ones are told once
+MOST_UNTOLD = 1_000  # checkpoints that Redis has not taken yet; further ones are told once, or not at all
+AT_ONCE = 10  # calls that tell a checkpoint for the first time; a gateway has 100 connections to Redis
 READ_S = 0.25  # longest that Redis may take for a request of a branch; then it is computed
 Spawn = Callable[[Coroutine[Any, Any, None]], object]
+Name = tuple[str, str, str]  # tenant, workflow and step
 
 
 class Fork(NamedTuple):
@@ -54,6 +57,17 @@ class Fork(NamedTuple):
     branches: tuple[str, ...]
     held: bool
     lease_s: float
+
+
+@dataclass(slots=True, eq=False)
+class _Untold:
+    """A checkpoint that Redis has not taken. `ends`: its lease, monotonic seconds. `waits`: it has been tried, or too
+    many others were. `told`: set when it needs not be waited for any more."""
+
+    found: KvCheckpoint
+    ends: float
+    waits: bool = False
+    told: asyncio.Event = field(default_factory=asyncio.Event)
 
 
 class Placed(NamedTuple):
@@ -75,7 +89,10 @@ class Forks:
         self._backends = backends
         self._scheduler = scheduler
         self._spawn = spawn
-        self._untold: dict[tuple[str, str, str], asyncio.Event] = {}  # by tenant, workflow and step; set: told
+        self._untold: dict[Name, _Untold] = {}
+        self._trying = 0  # for the first time
+        self._telling = False
+        self._away = False  # and logged
 
     # ---- checkpoints ----------------------------------------------------------------------------------------------
 
@@ -87,28 +104,78 @@ class Forks:
         tokens = in_flight.prompt_tokens + in_flight.output_tokens - 1  # the last one's KV is computed with the next
         found = KvCheckpoint(in_flight.instance, in_flight.request.id, tokens, in_flight.checkpoint_s)
         name = (in_flight.request.tenant, step.workflow, step.key)
-        told = asyncio.Event()
-        if name in self._untold or len(self._untold) < MOST_UNTOLD:
-            self._untold[name] = told
-        self._spawn(self._keep(self.board, name, found, told))
+        each = _Untold(found, time.monotonic() + found.lease_s)
+        if (older := self._untold.get(name)) is not None:
+            each.told = older.told
+        if older is not None or len(self._untold) < MOST_UNTOLD:
+            self._untold[name] = each
+        if self._trying < AT_ONCE:
+            self._trying += 1
+            self._spawn(self._try(self.board, name, each))
+        else:
+            self._wait(self.board, name, each)
 
-    async def _keep(self, board: Talks, name: tuple[str, str, str], found: KvCheckpoint, told: asyncio.Event) -> None:
-        """Until Redis has taken it, its lease is over, the step has another one, or nobody needs it any more."""
-        ends = time.monotonic() + found.lease_s
+    async def _try(self, board: Talks, name: Name, each: _Untold) -> None:
         try:
-            while (left_s := ends - time.monotonic()) > 0:
-                try:
-                    await board.run(keep_checkpoint(*name, found, left_s))
-                    return
-                except LiveUnavailable as error:
-                    log.info("the checkpoint of a step was not told: %s", error)
-                await asyncio.sleep(AGAIN_S)
-                if self._untold.get(name) is not told:
-                    return
+            taken = await self._tell(board, name, each)
         finally:
-            told.set()
-            if self._untold.get(name) is told:
-                del self._untold[name]
+            self._trying -= 1
+        if not taken:
+            self._wait(board, name, each)
+
+    def _wait(self, board: Talks, name: Name, each: _Untold) -> None:
+        """Until its turn comes, unless there are too many, the step has another one, or nobody needs it any more."""
+        if self._untold.get(name) is not each:
+            return
+        each.waits = True
+        if not self._telling:
+            self._telling = True
+            self._spawn(self._tell_waiting(board))
+
+    async def _tell_waiting(self, board: Talks) -> None:
+        """One after the other until none waits, with a pause when Redis does not take one. Were each told by a task of
+        its own, they would take all connections of the gateway to a Redis that hangs."""
+        pauses, told = self._away, 0
+        try:
+            while True:
+                if pauses:
+                    await asyncio.sleep(AGAIN_S)
+                waiting = [(name, each) for name, each in self._untold.items() if each.waits]
+                if not waiting:
+                    break
+                pauses = False
+                for name, each in waiting:
+                    if self._untold.get(name) is not each:
+                        continue
+                    if each.ends <= time.monotonic():
+                        self._over(name, each)
+                    elif not pauses:
+                        pauses = not await self._tell(board, name, each)
+                        told += not pauses
+            if self._away:
+                log.info("no checkpoint is left that Redis was not told of: it has taken %d later", told)
+        finally:
+            self._telling = self._away = False
+
+    async def _tell(self, board: Talks, name: Name, each: _Untold) -> bool:
+        """Whether Redis has taken it."""
+        over = True
+        try:
+            await board.run(keep_checkpoint(*name, each.found, each.ends - time.monotonic()))
+        except LiveUnavailable as error:
+            over = False
+            if not self._away and self._untold.get(name) is each:
+                self._away = True
+                log.info("Redis does not take where checkpoints are, and is tried again every %g s: %s", AGAIN_S, error)
+        finally:
+            if over:
+                self._over(name, each)
+        return over
+
+    def _over(self, name: Name, each: _Untold) -> None:
+        if self._untold.get(name) is each:
+            del self._untold[name]
+            each.told.set()
 
     # ---- forks ----------------------------------------------------------------------------------------------------
 
@@ -133,10 +200,10 @@ class Forks:
     async def _told(self, board: Talks, tenant: str, workflow: str, step: str) -> KvCheckpoint | None:
         """Where the checkpoint of a step is. A client may ask before the gateway that answered the step has told: this
         one knows that it has not, another one is given `TOLD_S`. Raises LiveUnavailable."""
-        if (told := self._untold.get((tenant, workflow, step))) is not None:
+        if (untold := self._untold.get((tenant, workflow, step))) is not None:
             try:
                 async with asyncio.timeout(TOLD_S):
-                    await told.wait()
+                    await untold.told.wait()
             except TimeoutError:
                 raise LiveUnavailable("Redis has not taken where the checkpoint is") from None
         found = await board.run(read_checkpoint(tenant, workflow, step))
@@ -162,7 +229,7 @@ class Forks:
         """The workflow was cancelled: its checkpoints are freed, in the background. What stays for want of Redis ends
         with its lease."""
         for name in [each for each in self._untold if each[:2] == (tenant, workflow)]:
-            del self._untold[name]
+            self._over(name, self._untold[name])
         if self.board is not None:
             self._spawn(self._forget(self.board, tenant, workflow))
 
