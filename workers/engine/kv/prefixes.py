@@ -111,7 +111,8 @@ class PrefixBorrower:
         self._digest_comes: set[KvLink] = set()  # links on which it is on its way
         self.moving: list[_Copy] = []  # copies under way; without any, no step concerns this
         self._copying: dict[str, asyncio.Task[None]] = {}  # by the id of the prompt, which waits for it or overlaps it
-        self._copies: dict[str, _Copy] = {}  # also those that have ended, until the prompt has
+        # By the id of the prompt, until it has ended: what was copied for it, None while it comes.
+        self._borrowed: dict[str, BorrowedKv | None] = {}
 
     @property
     def received_bytes(self) -> int:
@@ -162,7 +163,7 @@ class PrefixBorrower:
         if copy is None:
             over(True)
             return
-        self._copies[seq.id] = copy
+        self._borrowed[seq.id] = None
         copying = self._copying[seq.id] = asyncio.get_running_loop().create_task(self._run(seq.id, copy, over))
         try:
             await copy.begun.wait()
@@ -174,12 +175,11 @@ class PrefixBorrower:
 
     def borrowed(self, seq: Seq) -> BorrowedKv | None:
         """What was copied for this prompt, once the copy has ended; None if nothing was."""
-        copy = self._copies.get(seq.id)
-        return None if copy is None or copy.moved is None else BorrowedKv(copy.link.peer.id, copy.moved)
+        return self._borrowed.get(seq.id)
 
     def forget(self, seq: Seq) -> None:
         """The prompt has ended, or its client went away: its copy ends too, unless all of it is here."""
-        self._copies.pop(seq.id, None)
+        self._borrowed.pop(seq.id, None)
         copying = self._copying.get(seq.id)
         if copying is not None and (seq.coming is None or seq.coming.layers < self._store.layers):
             copying.cancel()
@@ -280,6 +280,8 @@ class PrefixBorrower:
         finally:
             self.traffic.lost += not copy.came
             copy.ended = True
+            if copy.moved is not None and name in self._borrowed:
+                self._borrowed[name] = BorrowedKv(copy.link.peer.id, copy.moved)
             del self._copying[name]
             over(tried)
             copy.begun.set()

@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import logging
 from typing import Any
 
 import pytest
 
-from controller.core.steps import Lend, Release, Reserve, Seq
+from controller.core.steps import ComingPrefix, Lend, Release, Reserve, Seq
 from tests.waiting import until_on_loop
 from tests.workers.engine.kv.sides import LAYERS, PROMPT, Counted
-from workers.engine.kv import digests, lender, transfer
+from workers.engine.kv import digests, lender, prefixes, transfer
 from workers.engine.kv.prefixes import MOST_FETCHES
 from workers.engine.kv.transfer import KvConnection
 from workers.engine.kv.wire import KvTransferError
@@ -66,6 +67,37 @@ async def test_a_prefix_that_came_whole_is_not_lost_with_what_follows_it(sides, 
     assert (mine.cached(PROMPT), mine.lost) == (320, 0)
     moved = mine.stages.prefixes.borrowed(seq).moved
     assert (moved.tokens, moved.layers, moved.reason, moved.error) == (320, LAYERS, "", "")
+
+
+async def test_of_an_ended_copy_only_the_figures_are_kept(sides):
+    """Its prompt and the tokens of its prefix would stay for as long as the answer takes."""
+    source, mine = sides(), sides()
+    source.computes(PROMPT)
+    await mine.link_to(source)
+    seq, (link,) = mine.seq(PROMPT), mine.stages.links.up()
+    await mine.stages.prefixes.fetch(seq)
+    assert mine.stages.prefixes.borrowed(seq).moved.tokens == 320
+    gc.collect()
+    assert not [each for each in gc.get_objects() if type(each) is prefixes._Copy and each.link is link]
+    mine.stages.prefixes.forget(seq)
+    assert mine.stages.prefixes.borrowed(seq) is None
+
+
+async def test_a_copy_that_ends_after_its_prompt_leaves_no_figures(sides, monkeypatch):
+    source, mine = sides(), sides()
+    source.computes(PROMPT)
+    await mine.link_to(source)
+    counted = Counted(monkeypatch, mine)
+    counted.go = asyncio.Event()
+    seq = mine.seq(PROMPT)
+    fetching = asyncio.ensure_future(mine.stages.prefixes.fetch(seq))
+    await until_on_loop(lambda: counted.under_way == 1)
+    seq.coming = ComingPrefix(seq, LAYERS)  # all of it is here, so that the copy goes on
+    mine.stages.prefixes.forget(seq)
+    counted.go.set()
+    await fetching
+    assert mine.cached(PROMPT) == 320
+    assert mine.stages.prefixes.borrowed(seq) is None
 
 
 async def test_a_lender_that_has_computed_more_meanwhile_sends_what_was_asked_for(sides, monkeypatch):
