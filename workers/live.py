@@ -60,6 +60,7 @@ from controller.core.messages import (
 )
 from controller.core.pruning import PruningOrders, orders_from_json
 from controller.wording.sentences import StoredDecision, message_of
+from workers.cancellations import cancellations, heed
 from workers.shared_clock import SharedClock
 
 log = logging.getLogger(__name__)
@@ -220,11 +221,15 @@ class LiveState:
         self._seq = count(1)
 
     async def _call(self, work: Awaitable[T]) -> T:
+        before = cancellations()
         try:
             async with asyncio.timeout(CALL_S):
-                return await work
+                result = await work
         except _AWAY as error:
+            heed(before)
             raise LiveUnavailable(f"Redis is unavailable: {error}") from error
+        heed(before)
+        return result
 
     async def run(self, dialogue: Dialogue[T]) -> T:
         """The result of the dialogue. Each of its commands takes at most CALL_S; raises LiveUnavailable."""

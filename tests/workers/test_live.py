@@ -6,12 +6,14 @@ import asyncio
 import threading
 import time
 from collections.abc import AsyncIterator
+from contextlib import suppress
 from datetime import UTC, datetime
 from typing import Any
 
 import pytest
 from channels.layers import get_channel_layer
 from django.conf import settings
+from redis.exceptions import ConnectionError as RedisConnectionError
 
 from controller.core.messages import LIVE_DECISIONS, LIVE_OVERVIEW, CommandAnswer, CommandMessage
 from controller.models import Decision
@@ -142,3 +144,25 @@ def test_synchronous_calls_say_so_too(settings: Any) -> None:
     thread.join(5)
     assert len(errors) == 1
     assert isinstance(errors[0], ConnectionError)
+
+
+@pytest.mark.parametrize("ends", [1, RedisConnectionError("gone")], ids=["with a result", "with an error"])
+async def test_a_cancellation_that_the_client_loses_still_counts(ends):
+    """asyncio.wait_for, in which the client sends, loses one that comes as it ends (before Python 3.12)."""
+    state = LiveState("redis://127.0.0.1:1/0")
+    begun = asyncio.Event()
+
+    async def loses_it():
+        begun.set()
+        with suppress(asyncio.CancelledError):
+            await asyncio.sleep(60.0)
+        if isinstance(ends, Exception):
+            raise ends
+        return ends
+
+    task = asyncio.ensure_future(state._call(loses_it()))
+    await begun.wait()
+    task.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await task
+    assert task.cancelled()
