@@ -596,5 +596,4 @@ def workflow_end(by: str) -> tuple[Cause, str]:
 
 def report_defect(who: str, events: Sequence[ev.Event], error: Exception) -> None:
     """A policy raised. The scheduler goes on without its decision."""
-    what = repr(events[0]) if len(events) == 1 else f"{len(events)} events"
-    log.error("the %s failed on %s", who, what, exc_info=error)
+    log.error("the %s failed on %s", who, events[0] if len(events) == 1 else f"{len(events)} events", exc_info=error)

@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 
+from controller.core import events as ev
 from controller.core.types import LatencyCoefficients, Targets
-from controller.dispatch import build_dispatcher
+from controller.dispatch import build_dispatcher, lane, supply
+from controller.dispatch.expected import ExpectedInstances
 from controller.scale import ScalingConfig
 from controller.simulator import Demand, InstanceSettings, Simulation, SimulationSettings
 from controller.simulator.settings import ElasticSettings
@@ -41,6 +45,24 @@ def test_what_an_instance_that_is_starting_will_keep_is_not_deferred() -> None:
     assert (without["short"], with_it["short"]) == (1.0, 1.0)
     assert without["long"] < 0.7
     assert with_it["long"] == 1.0
+
+
+@pytest.mark.parametrize("late_s", [1.0, 3.0])
+def test_it_is_not_deferred_either_if_that_instance_serves_later_than_predicted(
+    late_s: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A live prediction is a median, and ends with the engine's start, of which gateways hear seconds later."""
+    changes = ExpectedInstances.changes
+
+    def early(self: ExpectedInstances, joins: Any, on_demand: Any = (), serving: Any = ()) -> list[ev.Expected]:
+        return changes(self, joins, on_demand, [(model, at - late_s) for model, at in serving])
+
+    monkeypatch.setattr(ExpectedInstances, "changes", early)
+    monkeypatch.setattr(lane, "SHORT_START_S", 0.0)
+    assert attained(coming=True, start_s=4.0)["long"] == 1.0
+    monkeypatch.setattr(supply, "LATE_S", 0.0)
+    without = attained(coming=True, start_s=4.0)["long"]
+    assert without < 0.8 if late_s >= 3.0 else without == 1.0
 
 
 @pytest.mark.parametrize("start_s", [30.0, 2.5], ids=["it comes too late for them", "it comes within seconds"])
