@@ -59,6 +59,12 @@ def test_the_decision_is_timed_on_a_thousand_batches_with_the_settings_of_the_jo
     assert 0.45 * 8_000 < len(found.found.scavengers) <= DROP_BUDGET * 8_000
 
 
+def test_kv_that_leaves_and_comes_can_be_timed_too():
+    found = decide_ms(seed=1, passes=1, requests=400, receivers=3).found
+    assert found.waiting == 400 + 2 * 8 * 5, "five of each instance at each of two gateways have KV on the way"
+    assert found.scavengers
+
+
 def test_every_flow_ends():
     assert simulate(300, "mfs", 1) > 0.0
 
