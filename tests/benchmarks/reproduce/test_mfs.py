@@ -169,7 +169,7 @@ def test_the_reproduction_runs_in_a_small_form():
     section = reproduce(lambda _: None, True, ("fig11", "fig13"))
     assert [claim.figure for claim in section.claims] == ["Fig. 11", "Fig. 11", "Fig. 13", "Fig. 13"]
     assert section.claims[0].theirs == GAINS["fig11"]["dbrx"]
-    named = {each.name for each in (*BASELINES, MFS, NO_KV, FREE)}
+    named = {each.name for each in (*BASELINES, MFS, UNPRUNED, NO_KV, FREE)}
     assert {row[0] for row in section.tables[0].rows} == named
     assert "smaller than the paper's" in section.settings_text
 
