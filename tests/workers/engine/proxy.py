@@ -5,10 +5,13 @@ It listens at another loopback address, on the engine's own port."""
 from __future__ import annotations
 
 import asyncio
+import os
 from contextlib import suppress
 from typing import Self
 
-ELSEWHERE = "127.0.0.2"  # advertise this host, listen on 127.0.0.1: what comes here goes there
+# Advertise this host, listen on 127.0.0.1: what comes here goes there. Each process of tests has an address of its own,
+# which no test connects from either: the engine's port is always free there.
+ELSEWHERE = f"127.0.2.{1 + int(os.environ.get('PYTEST_XDIST_WORKER', 'gw0').removeprefix('gw'))}"
 
 
 class Wire:
