@@ -7,9 +7,11 @@ its rank expires); admission: judge all requests on one instance; routing: choos
 pacing: the room of the 8 instances; batching: compose one step, half decoding and half queued; preemption: weigh each
 against a challenger; migration: order all prefilled requests and place the first on one of 8 decode instances that hold
 as many; frame: rank all waiting requests again on 8 instances of two unlike kinds and move the first in the queue (only
-of orderings that do). CALM is also measured at 5,000, where the aim is 5 ms: `calm_5000` inside the engine,
-`calm_gateway_5000` in the gateway, also in processor time. Medians over repeated decisions, with garbage collection
-off. Last line: JSON, `ms` by policy ("kind/name") and size.
+of orderings that do); plan: choose which of the waiting requests, in order, are deferred on 8 full instances (only of
+orderings that do); plan_starting: the same while ten more are starting. CALM is also measured at 5,000, where the aim
+is 5 ms: `calm_5000` inside the engine, `calm_gateway_5000` in the gateway, also in processor time. Medians over
+repeated decisions, with garbage collection off. `--cpu`: all in processor time, for a machine that does other work.
+Last line: JSON, `ms` by policy ("kind/name") and size.
 """
 
 from __future__ import annotations
@@ -35,6 +37,7 @@ from controller.dispatch.lane import replica_of
 from controller.dispatch.pacing import PACINGS, RecentDemand
 from controller.dispatch.queue import Entry, RequestQueue
 from controller.dispatch.shadow_state import ShadowInstance
+from controller.dispatch.supply import supply_of
 from controller.policies.batching import BATCHINGS
 from controller.policies.preemption.base import SequenceStanding
 from controller.policies.preemption.cost_aware import CostAwarePreemption
@@ -42,6 +45,7 @@ from controller.policies.preemption.cost_aware import CostAwarePreemption
 SIZES = (100, 1_000, 10_000)
 CALM_SIZE, CALM_AIM_MS = 5_000, 5.0
 CALM = {("batching", "calm"): "calm_5000", ("frame", "calm"): "calm_gateway_5000"}
+STARTING = 10  # instances, one every 0.1 s: nearly all that wait begins later
 NOW = 1_000.0
 LEAST_REPEATS, MOST_REPEATS, SECONDS = 5, 200, 0.5
 Decide = Callable[[], Any]
@@ -156,6 +160,23 @@ def frame(name: str, size: int, seed: int) -> Decide:
     return decide
 
 
+def plan(name: str, size: int, seed: int, starting: int = 0) -> Decide:
+    policy, supply = ORDERINGS[name](), supply_of(instances(INSTANCES * 64, seed), NOW, serving_at(starting))
+    waiting = [(request, cost_of(request)) for request in requests(size, seed + 1)]
+    waiting.sort(key=lambda each: policy.rank(*each, NOW).key)
+    return lambda: policy.defer(waiting, supply, NOW)
+
+
+def serving_at(starting: int) -> list[float]:
+    return [NOW + 0.1 * number for number in range(1, starting + 1)]
+
+
+def plan_starting(name: str, size: int, seed: int) -> Decide:
+    return plan(name, size, seed, STARTING)
+
+
+PLANNING = [name for name in ORDERINGS if hasattr(ORDERINGS[name], "defer")]
+
 KINDS: dict[str, tuple[Any, Callable[[str, int, int], Decide]]] = {
     "ordering": (ORDERINGS, ordering),
     "admission": (ADMISSIONS, admission),
@@ -165,6 +186,8 @@ KINDS: dict[str, tuple[Any, Callable[[str, int, int], Decide]]] = {
     "migration": (MIGRATIONS, migration),
     "preemption": ([CostAwarePreemption.name], preemption),
     "frame": ([name for name in ORDERINGS if hasattr(ORDERINGS[name], "frames")], frame),
+    "plan": (PLANNING, plan),
+    "plan_starting": (PLANNING, plan_starting),
 }
 
 
@@ -192,8 +215,10 @@ def sizes_of(kind: str, name: str) -> list[int]:
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--kind", action="append", choices=sorted(KINDS), help="only these; may be repeated")
+    parser.add_argument("--cpu", action="store_true", help="processor time instead of wall time")
     parser.add_argument("--seed", type=int, default=1)
     arguments = parser.parse_args()
+    clock = time.process_time if arguments.cpu else time.perf_counter
     chosen = {kind: KINDS[kind] for kind in KINDS if not arguments.kind or kind in arguments.kind}
     found: dict[str, dict[str, float]] = {}
     print(f"{'policy':38}" + "".join(f"{size:>12,}" for size in sorted([*SIZES, CALM_SIZE])) + "   ms a decision")
@@ -202,7 +227,7 @@ def main() -> int:
             entry: dict[str, float] = {}
             for size in sizes_of(kind, name):
                 print(f"\r{kind}/{name} at {size:,} ...   ", end="", file=sys.stderr, flush=True)
-                entry[str(size)] = round(measure(make(name, size, arguments.seed)), 4)
+                entry[str(size)] = round(measure(make(name, size, arguments.seed), clock), 4)
             found[f"{kind}/{name}"] = entry
             cells = "".join(f"{entry.get(str(size), ''):>12}" for size in sorted([*SIZES, CALM_SIZE]))
             print(f"\r{'':60}\r", end="", file=sys.stderr, flush=True)
