@@ -14,16 +14,18 @@ room is left, and are judged again in the next plan, so a wrong prediction defer
 
 `trust` (0.65): share of the predicted rates that is counted on; 0.55, 0.75, 0.8 and 1 were tried (decision 153).
 `margin_s` (0.05): least slack, about one decode step. `lookahead_s`: as in `apparent_tardiness_cost`. `coming` (on):
-count instances that are starting (decision 319). Cost: O(1) per decision, O(n log n) per plan of n waiting requests and
-few instances that are starting.
+count instances that are starting (decision 319). Cost: O(1) per decision, O(n log n) per plan of n waiting requests,
+O(log s) more for each of them with s instances that are starting.
 """
 
 from __future__ import annotations
 
 import heapq
 import math
+from bisect import bisect_right
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import ClassVar
 
 from controller.core.errors import ConfigError
@@ -80,7 +82,8 @@ class FeasibleDeadlines(Stateless):
                 continue
             heapq.heappush(ahead, (-plan.share(work) / max(request.value, 1e-6), request.id, work))
             plan.add(work)
-            while plan.begins_in_s(work) > latest_s:
+            begun = plan.begun_by(latest_s)
+            while plan.begins_after(work, begun):
                 _, name, most = heapq.heappop(ahead)
                 out.add(name)
                 plan.remove(most)
@@ -110,8 +113,11 @@ class _Plan:
         # Free slots take as many average requests at once.
         mean = sum(tokens for _, tokens in works) / max(1, len(works))
         self._tokens = -supply.free_slots * mean
-        self._coming, self._instances = supply.coming, max(1, supply.instances)
-        self._taken_at_once = mean * supply.slots / self._instances  # by one that begins to serve
+        instances = max(1, supply.instances)
+        taken_at_once = mean * supply.slots / instances  # by one that begins to serve
+        self._begins = (0.0, *supply.coming)
+        self._prefilled = _Begun(self._prefill_rate, instances, self._begins, 0.0)
+        self._sent = _Begun(self._token_rate, instances, self._begins, taken_at_once) if self._token_rate > 0 else None
 
     def share(self, work: _Work) -> float:
         """Seconds of the whole fleet."""
@@ -125,21 +131,27 @@ class _Plan:
         self._prefill_s -= work[0]
         self._tokens -= work[1]
 
-    def begins_in_s(self, last: _Work) -> float:
-        """When the last request in the plan begins: once the work before it has begun."""
-        prefill = self._done_in_s(self._prefill_s - last[0], self._prefill_rate, 0.0)
-        if self._token_rate <= 0:
-            return max(prefill, 0.0)
-        return max(prefill, self._done_in_s(self._tokens - last[1], self._token_rate, self._taken_at_once))
+    def begun_by(self, seconds: float) -> _Work:
+        """The most work that can have begun after so many seconds."""
+        piece = max(0, bisect_right(self._begins, seconds) - 1)
+        sent = math.inf if self._sent is None else self._sent.by(seconds, piece)
+        return self._prefilled.by(seconds, piece), sent
 
-    def _done_in_s(self, work: float, rate: float, at_once: float) -> float:
-        """When so much work has begun: by all instances together at `rate`, and by each that comes at its part of that,
-        after what it takes `at_once`."""
-        since, of_one = 0.0, rate / self._instances
-        for at in self._coming:
-            before = rate * (at - since)
-            if work <= before:
-                break
-            work, since, rate = work - before, at, rate + of_one
-            work = max(0.0, work - at_once)
-        return since + work / rate
+    def begins_after(self, last: _Work, begun: _Work) -> bool:
+        """Whether more than `begun` comes before the last request in the plan, so that it begins later."""
+        return self._prefill_s - last[0] > begun[0] or self._tokens - last[1] > begun[1]
+
+
+class _Begun:
+    """How much of one resource has begun by when, in pieces of one rate: by all instances together at `rate`, and by
+    each that comes at its part of that, after what it takes `at_once`. In pieces, so that a request costs no more with
+    many instances that are starting than with none."""
+
+    def __init__(self, rate: float, instances: int, begins: tuple[float, ...], at_once: float) -> None:
+        self._begins, self._rates, self._work = begins, [rate], [0.0]
+        for since, until in pairwise(begins):
+            self._work.append(self._work[-1] + self._rates[-1] * (until - since) + at_once)
+            self._rates.append(self._rates[-1] + rate / instances)
+
+    def by(self, seconds: float, piece: int) -> float:
+        return self._work[piece] + self._rates[piece] * (seconds - self._begins[piece])
