@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 from django.conf import settings
@@ -36,7 +37,7 @@ from controller.models.fleet import Weights
 from controller.policies.batching import BATCHINGS, selects
 from controller.policies.by_stage import batching_of
 from controller.selectors.fleet.latency_fits import Fits, active_fits
-from controller.selectors.fleet.scaling import cold_start_s, models_on_demand
+from controller.selectors.fleet.scaling import cold_starts_s, models_on_demand
 
 
 def config_version() -> int:
@@ -45,8 +46,8 @@ def config_version() -> int:
 
 
 def gateway_snapshot() -> GatewaySnapshot:
-    """Ten queries, eleven with scaling policies, and one for each instance that is started from a launch template. The
-    version is read first, so that a change in the meantime makes the next poll read again."""
+    """Ten queries, one more with scaling policies and one while instances start from launch templates. The version is
+    read first, so that a change in the meantime makes the next poll read again."""
     version = config_version()
     rows = _instances()
     instances = [row for row in rows if row.now_serves]
@@ -61,7 +62,7 @@ def gateway_snapshot() -> GatewaySnapshot:
         models=tuple(_model(row) for row in ServedModel.objects.all()),
         instances=tuple(_instance(row, fits) for row in instances),
         draining=tuple(row.id for row in instances if _drains(row)),
-        coming=tuple(_coming(row) for row in rows if row.switches_role or not row.now_serves),
+        coming=tuple(_coming([row for row in rows if row.switches_role or not row.now_serves])),
         on_demand=tuple(models_on_demand()),
         telemetry_period_s=settings.TELEMETRY_PERIOD_S,
         pruning=settings_row is not None and settings_row.drop_budget > 0,
@@ -91,17 +92,23 @@ def _on_its_way() -> Q:
     return wanted & ((starts & Q(weights__in=[Weights.PRESENT, Weights.LOADING])) | wakes)
 
 
-def _coming(row: Any) -> ComingConfig:
-    return ComingConfig(row.pk, row.model.name, start_after(row.spec) or 0.0, _serves_at(row))
+def _coming(rows: Sequence[Any]) -> Iterator[ComingConfig]:
+    """One query if one of them may be predicted."""
+    took = cold_starts_s(row for row in rows if _predictable(row))
+    for row in rows:
+        took_s = took.get((row.model_id, row.template_id)) if _predictable(row) else None
+        serves_at = 0.0 if took_s is None else _began(row) + took_s
+        yield ComingConfig(row.pk, row.model.name, start_after(row.spec) or 0.0, serves_at)
 
 
-def _serves_at(row: Any) -> float:
-    """When its first start is likely to have ended; 0: not known. One query if it has a launch template."""
-    if row.now_serves or row.ready_at is not None or row.weights != Weights.PRESENT:
-        return 0.0
-    took_s = cold_start_s(row)
-    began = row.start_steps.get(PROCESS) or max(row.created_at.timestamp(), start_after(row.spec) or 0.0)
-    return 0.0 if took_s is None else began + took_s
+def _predictable(row: Any) -> bool:
+    """Whether this is its first start."""
+    return not (row.now_serves or row.ready_at is not None or row.weights != Weights.PRESENT)
+
+
+def _began(row: Any) -> float:
+    """When its process started, or is going to."""
+    return row.start_steps.get(PROCESS) or max(row.created_at.timestamp(), start_after(row.spec) or 0.0)
 
 
 def _usable_keys() -> list[ApiKey]:

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from copy import copy
 from dataclasses import dataclass
 from datetime import datetime, timedelta
+from functools import reduce
+from operator import or_
 from statistics import median
 from typing import Any, NamedTuple
 
@@ -14,12 +16,15 @@ from django.db.models import (
     CharField,
     Count,
     ExpressionWrapper,
+    F,
     OuterRef,
     Q,
     QuerySet,
     Subquery,
     Value,
+    Window,
 )
+from django.db.models.functions import RowNumber
 
 from controller.engine.start_steps import PROCESS, READY
 from controller.models import Action, Decision, Instance, RequestRecord, ScalerState, ScalingPolicy, ScalingSample
@@ -330,12 +335,24 @@ def cold_start_s(pattern: Instance) -> float | None:
     """Seconds that an engine started from the pattern's launch template takes from its process to ready: the median of
     the last `COLD_STARTS` of that template and model, by their own clocks. None without a template or before the first.
     One query."""
-    if pattern.template_id is None:
-        return None
-    told = {"start_steps__has_keys": [PROCESS, READY]}
-    rows = Instance.objects.filter(model=pattern.model_id, template=pattern.template_id, **told).order_by("-created_at")
-    steps = rows.values_list("start_steps", flat=True)[:COLD_STARTS]
-    return _median([max(0.0, each[READY] - each[PROCESS]) for each in steps])
+    return cold_starts_s([pattern]).get((pattern.model_id, pattern.template_id))
+
+
+def cold_starts_s(patterns: Iterable[Instance]) -> dict[tuple[int, int | None], float]:
+    """`cold_start_s` by model and template of the patterns, those that are known. One query for all of them; none
+    without templates."""
+    wanted = {(row.model_id, row.template_id) for row in patterns if row.template_id is not None}
+    if not wanted:
+        return {}
+    like = reduce(or_, (Q(model=model, template=template) for model, template in sorted(wanted)))
+    newest = Window(RowNumber(), partition_by=[F("model"), F("template")], order_by=F("created_at").desc())
+    rows = Instance.objects.filter(like, start_steps__has_keys=[PROCESS, READY]).annotate(place=newest)
+    took: dict[tuple[int, int | None], list[float]] = {}
+    for model, template, steps in (
+        rows.filter(place__lte=COLD_STARTS).order_by().values_list("model_id", "template_id", "start_steps")
+    ):
+        took.setdefault((model, template), []).append(max(0.0, steps[READY] - steps[PROCESS]))
+    return {which: median(each) for which, each in took.items()}
 
 
 def _median(values: Sequence[float]) -> float | None:

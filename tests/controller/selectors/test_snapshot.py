@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from dataclasses import asdict
+from datetime import timedelta
 from typing import Any
 
 import pytest
@@ -123,20 +124,30 @@ def test_it_says_when_a_start_from_a_template_is_likely_to_end(django_assert_num
     template = LaunchTemplate.objects.create(name="t", backend="vllm", command=["vllm"])
     model = factories.served_model(name="m")
     starting = {"observed_state": Instance.Observed.STARTING, "template": template, "backend": template.backend}
-    factories.instance(model, id="done", template=template, start_steps={"process": 100.0, "ready": 130.0})
+    took = {"process": 100.0, "ready": 130.0}
+    factories.instance(model, id="done", template=template, start_steps=took)
+    slow = LaunchTemplate.objects.create(name="slow", backend="vllm", command=["vllm"])
+    for number, took_s in enumerate((900.0, 900.0, 40.0, 60.0, 60.0, 80.0, 80.0)):  # only the last five count
+        steps = {"process": 100.0, "ready": 100.0 + took_s}
+        row = factories.instance(model, id=f"slow-{number}", template=slow, start_steps=steps)
+        Instance.objects.filter(pk=row.pk).update(created_at=timezone.now() - timedelta(days=9 - number))
+    factories.instance(factories.served_model(name="other"), id="other's", template=slow, start_steps=took)
     rows = {
         "began": {"start_steps": {"process": 500.0}},
         "ordered": {},
         "later": {"spec": {"start_after": 4e9}},
+        "slower": {"template": slow, "start_steps": {"process": 500.0}},
+        "new": {"template": LaunchTemplate.objects.create(name="new", backend="vllm", command=["vllm"])},
         "again": {"ready_at": timezone.now()},
         "plain": {"template": None},
     }
     for name, fields in rows.items():
         factories.instance(model, id=name, **{**starting, **fields})
     created = Instance.objects.get(pk="ordered").created_at.timestamp()
-    with django_assert_num_queries(13):
+    with django_assert_num_queries(11):
         found = {each.id: each.serves_at for each in gateway_snapshot().coming}
-    assert found == {"began": 530.0, "ordered": created + 30.0, "later": 4e9 + 30.0, "again": 0.0, "plain": 0.0}
+    known = {"began": 530.0, "ordered": created + 30.0, "later": 4e9 + 30.0, "slower": 560.0}
+    assert found == {**known, "again": 0.0, "plain": 0.0, "new": 0.0}
 
 
 def scaled(name: str, *, policy: dict[str, Any] | None = None, **fields: Any) -> None:
