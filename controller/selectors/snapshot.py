@@ -102,8 +102,10 @@ def _coming(rows: Sequence[Any]) -> Iterator[ComingConfig]:
 
 
 def _predictable(row: Any) -> bool:
-    """Whether this is its first start."""
-    return not (row.now_serves or row.ready_at is not None or row.weights != Weights.PRESENT)
+    """Whether this is its first start, and nothing keeps it from it. What waits for a place says so in its error, and
+    nobody knows when it gets one."""
+    waits = row.observed_state == Instance.Observed.PENDING and bool(row.error)
+    return not (row.now_serves or row.ready_at is not None or row.weights != Weights.PRESENT or waits)
 
 
 def _began(row: Any) -> float:

@@ -34,6 +34,7 @@ from controller.scale.lifecycle import (
 from controller.scale.observation import NO_CAPACITY
 from controller.selectors.fleet.topology import free_among, usable_devices
 from controller.services.actors import RECONCILER
+from controller.services.config import config_version_raise
 from controller.services.decisions import decision_record
 from controller.services.fleet.actions import Kind, sleep_ended, weights_lost
 from controller.services.fleet.instances import instance_create, instance_observe, instance_stop
@@ -333,8 +334,10 @@ def _since(row: Instance) -> float:
 
 
 def instance_error_set(*, instance_id: str, error: str) -> None:
-    """Store on its row what keeps it from its desired state; the next observation clears it."""
-    Instance.objects.filter(pk=instance_id).exclude(error=error).update(error=error, updated_at=timezone.now())
+    """Store on its row what keeps it from its desired state; the next observation clears it. Gateways no longer expect
+    one that cannot start."""
+    if Instance.objects.filter(pk=instance_id).exclude(error=error).update(error=error, updated_at=timezone.now()):
+        config_version_raise()
 
 
 def _close_former_run(row: Instance, step: Mark) -> bool:

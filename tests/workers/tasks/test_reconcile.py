@@ -8,10 +8,10 @@ import pytest
 from django.core.exceptions import ValidationError
 from django.utils import timezone
 
-from controller.models import Decision, Instance, InstanceInterval, ProvisionerLook
+from controller.models import Decision, Instance, InstanceInterval, LaunchTemplate, ProvisionerLook
 from controller.policies.batching import selects
 from controller.selectors.fleet.topology import provisioners_unseen
-from controller.selectors.snapshot import gateway_snapshot
+from controller.selectors.snapshot import config_version, gateway_snapshot
 from controller.services.actors import SYSTEM
 from controller.services.fleet.instances import (
     instance_create,
@@ -21,9 +21,11 @@ from controller.services.fleet.instances import (
     instance_set_role,
     instance_stop,
 )
+from controller.services.fleet.lifecycle import instance_error_set
 from controller.services.fleet.scaling_stages import stage_of
 from controller.services.fleet.served_models import served_model_create
 from controller.wording.sentences import sentence
+from tests import factories
 from tests.workers.sleep_orders import Killed
 from workers.engine.config import parse
 from workers.ray.jobs import HostSeen
@@ -458,6 +460,42 @@ def test_what_two_provisioners_call_by_one_name_is_told_apart(look, fake, one):
     reconcile_once({"process": fake, "static": other}, time.time())
     assert "e1" in fake.started
     assert (fake.stopped, other.stopped) == ([], ["e1"])
+
+
+def test_gateways_expect_no_instance_that_waits_for_a_place(look, fake, one):
+    """Nobody knows when it gets one. Until it was looked at it counts: most begin at once."""
+    template = LaunchTemplate.objects.create(name="t", backend="vllm", command=["vllm"])
+    took = {"process": 100.0, "ready": 130.0}
+    factories.instance(one.model, id="before", template=template, start_steps=took)
+    Instance.objects.filter(pk="e1").update(template=template, backend=template.backend)
+
+    def expected() -> float:
+        return next(each.serves_at for each in gateway_snapshot().coming if each.id == "e1")
+
+    assert expected() == pytest.approx(time.time() + 30.0, abs=5.0)
+    look()
+    version = config_version()
+    fake.becomes("e1", "pending", url="", started_at=None, error="waits for 2 GPU on one node: the most is 0")
+    look()
+    assert expected() == 0.0
+    assert config_version() > version, "gateways hear of it"
+    began = time.time()
+    fake.becomes("e1", "starting", error="", started_at=began, steps={"process": began})
+    look()
+    assert expected() == pytest.approx(began + 30.0)
+
+
+def test_gateways_expect_no_instance_whose_start_fails(one):
+    template = LaunchTemplate.objects.create(name="t", backend="vllm", command=["vllm"])
+    factories.instance(one.model, id="before", template=template, start_steps={"process": 100.0, "ready": 130.0})
+    Instance.objects.filter(pk="e1").update(template=template, backend=template.backend)
+    version = config_version()
+    instance_error_set(instance_id="e1", error="its host has no free device")
+    assert [each.serves_at for each in gateway_snapshot().coming if each.id == "e1"] == [0.0]
+    assert config_version() > version, "gateways hear of it"
+    version = config_version()
+    instance_error_set(instance_id="e1", error="its host has no free device")
+    assert config_version() == version
 
 
 def test_pending_says_for_want_of_what_and_has_no_limit(look, fake, one):
