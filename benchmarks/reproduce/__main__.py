@@ -1,7 +1,8 @@
 """`make reproduce`: all papers, or those named by --paper; then writes docs/reproduction from all stored results.
 
-Papers run in parallel, one process each, `--jobs` at a time; MFS alone takes `--jobs` processes. The last line of
-output is one JSON object: the headlines (`benchmarks/reproduce/headlines.py`) and `claims`, a list.
+Papers run in parallel, one process each, `--jobs` at a time. MFS runs in parts, and what a part has found is stored as
+soon as it ends; one part alone takes `--jobs` processes. The last line of output is one JSON object: the headlines
+(`benchmarks/reproduce/headlines.py`) and `claims`, a list.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Sequence
-from concurrent.futures import ProcessPoolExecutor
+from concurrent.futures import ProcessPoolExecutor, as_completed
 from dataclasses import asdict, replace
 from datetime import UTC, datetime
 from pathlib import Path
@@ -28,11 +29,11 @@ from benchmarks.reproduce.page import write
 ROOT = Path(__file__).resolve().parents[2]
 STORE = ROOT / "docs" / "reproduction"
 DECIDERS = ("controller",)  # what decides in every run: their last commit is stored with the results
-SPLIT = ("mfs",)  # papers whose runs can take several processes
+SPLIT = ("mfs",)  # papers that run part by part, in several processes: hours of work that an end would lose
 PAPERS = ("hyperflexis", "flowprefill", "kairos", "concord", "mfs", "combined")
 
 
-def run_paper(name: str, quick: bool, parts: Sequence[str] = (), traces: Path | None = None, jobs: int = 1) -> Section:
+def run_paper(name: str, parts: Sequence[str], quick: bool, traces: Path | None = None, jobs: int = 1) -> Section:
     """One paper's section (only `parts`, if given), with its duration. `traces`: for the one part that reads some.
     `jobs`: processes for the papers in SPLIT; the others take one.
 
@@ -74,6 +75,10 @@ def _git(*command: str) -> str:
     return found.stdout.strip() or "unknown"
 
 
+def _write(name: str, section: Section) -> None:
+    (STORE / f"{name}.json").write_text(json.dumps(section.to_json(), indent=1) + "\n")
+
+
 def stored(folder: Path) -> list[Section]:
     """Sections in the order of PAPERS, without papers that were never run."""
     files = [folder / f"{name}.json" for name in PAPERS]
@@ -87,17 +92,39 @@ def retold(name: str, section: Section) -> Section:
     return made
 
 
-def _order(parser: argparse.ArgumentParser, names: Sequence[str], parts: Sequence[str]) -> tuple[str, ...]:
-    """The parts of the one paper to run; exits if there are none of that name."""
+def _parts_of(name: str) -> tuple[str, ...]:
+    return tuple(getattr(importlib.import_module(f"benchmarks.reproduce.{name}.section"), "PARTS", ()))
+
+
+def _runs(names: Sequence[str], parts: Sequence[str]) -> list[tuple[str, tuple[str, ...]]]:
+    """Each run's paper and parts (none: the whole paper)."""
+    return [
+        run
+        for name in names
+        for run in ([(name, (part,)) for part in parts or _parts_of(name)] if name in SPLIT else [(name, tuple(parts))])
+    ]
+
+
+def _with(kept: Section | None, name: str, section: Section, parts: Sequence[str]) -> Section:
+    """A run's results, beside those that are kept of the paper's other parts."""
+    return (kept or section).updated(section, parts, _parts_of(name)) if parts else section
+
+
+def _read(name: str) -> Section | None:
+    file = STORE / f"{name}.json"
+    return Section.from_json(json.loads(file.read_text())) if file.exists() else None
+
+
+def _check_parts(parser: argparse.ArgumentParser, names: Sequence[str], parts: Sequence[str]) -> None:
+    """Exits if the one paper to run has no parts of these names."""
     if not parts:
-        return ()
+        return
     if len(names) != 1:
         parser.error("--part needs one --paper")
-    order = tuple(getattr(importlib.import_module(f"benchmarks.reproduce.{names[0]}.section"), "PARTS", ()))
+    order = _parts_of(names[0])
     unknown = sorted(set(parts) - set(order))
     if unknown:
         parser.error(f"{names[0]} has no part {unknown[0]!r}; valid: {', '.join(order) or 'none'}")
-    return order
 
 
 def main(argv: Sequence[str] | None = None) -> None:
@@ -115,36 +142,39 @@ def main(argv: Sequence[str] | None = None) -> None:
     args = parser.parse_args(argv)
     names = args.paper or list(PAPERS)
     parts = tuple(args.part or ())
-    order = _order(parser, names, parts)
+    _check_parts(parser, names, parts)
     if (args.traces is None) == (parts == ("agents",)):
         parser.error("--part agents of Concord needs --traces, and nothing else reads it")
-    done: list[Section] = []
+    done: dict[str, Section] = {}
     if not args.page_only:
+        runs = _runs(names, parts)
+        each = max(1, args.jobs // len(runs))
         with ProcessPoolExecutor(max_workers=max(1, args.jobs)) as pool:
-            each = max(1, args.jobs // len(names))
-            made = [pool.submit(run_paper, name, args.quick, parts, args.traces, each) for name in names]
-            for name, section in zip(names, (run.result() for run in made), strict=True):
-                done.append(section)
+            made = {pool.submit(run_paper, *run, args.quick, args.traces, each): run for run in runs}
+            for run in as_completed(made):
+                name, ran = made[run]
+                if run.exception() is not None:
+                    continue  # the others' results are stored first
+                kept = done.get(name) if args.quick else _read(name)
+                done[name] = _with(kept, name, run.result(), ran)
                 if not args.quick:
                     STORE.mkdir(parents=True, exist_ok=True)
-                    if parts:
-                        file = STORE / f"{name}.json"
-                        kept = Section.from_json(json.loads(file.read_text())) if file.exists() else section
-                        done[-1] = kept.updated(section, parts, order)
-                    (STORE / f"{name}.json").write_text(json.dumps(done[-1].to_json(), indent=1) + "\n")
+                    _write(name, done[name])
+        for run in made:
+            run.result()  # raises what it failed with
     if args.page_only:
         for name in names:
-            file = STORE / f"{name}.json"
-            if file.exists():
-                told = retold(name, Section.from_json(json.loads(file.read_text())))
-                file.write_text(json.dumps(told.to_json(), indent=1) + "\n")
+            if (section := _read(name)) is not None:
+                _write(name, retold(name, section))
+    sections = list(done.values())
     if not args.quick:
-        done = stored(STORE)
-        write(done, STORE)
-    for claim in (claim for section in done for claim in section.claims):
+        sections = stored(STORE)
+        write(sections, STORE)
+    claims = [claim for section in sections for claim in section.claims]
+    for claim in claims:
         ours = "-" if claim.ours is None else f"{claim.ours:.4g}"
         print(f"{claim.paper:12} {claim.figure:12} {claim.claim:60.60} {claim.theirs!s:>8} {ours:>8} {claim.reached}")
-    print(json.dumps({**headlines(done), "claims": [asdict(claim) for section in done for claim in section.claims]}))
+    print(json.dumps({**headlines(sections), "claims": [asdict(claim) for claim in claims]}))
 
 
 if __name__ == "__main__":

@@ -3,6 +3,7 @@
 import json
 import re
 import subprocess
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from types import SimpleNamespace
 
@@ -90,7 +91,7 @@ def test_a_run_of_a_tree_with_changes_says_so(tmp_path):
 def test_a_run_names_the_commit_of_the_deciders(tmp_path, monkeypatch):
     made = replace(SECTION, meta={})
     monkeypatch.setattr("importlib.import_module", lambda name: SimpleNamespace(reproduce=lambda *_: made))
-    section = run_paper("paper", True)
+    section = run_paper("paper", (), True)
     last = subprocess.run(
         ["git", "log", "-1", "--format=%h", "--", "controller"], cwd=ROOT, capture_output=True, text=True, check=False
     )
@@ -105,8 +106,8 @@ def test_a_part_that_copies_another_section_names_the_deciders_of_that_run(tmp_p
     monkeypatch.setattr("benchmarks.reproduce.__main__.STORE", tmp_path)
     made = SimpleNamespace(reproduce=lambda *_, **__: replace(SECTION, meta={}), COPIED_FROM={"copied": "source"})
     monkeypatch.setattr("importlib.import_module", lambda name: made)
-    assert run_paper("paper", True, ("copied",)).meta["deciders"] == "bbb"
-    assert run_paper("paper", True, ("copied", "own")).meta["deciders"] != "bbb"
+    assert run_paper("paper", ("copied",), True).meta["deciders"] == "bbb"
+    assert run_paper("paper", ("copied", "own"), True).meta["deciders"] != "bbb"
 
 
 def test_a_paper_has_its_setting_results_reasons_tables_and_plots(tmp_path):
@@ -234,3 +235,21 @@ def test_a_part_that_is_not_there_is_refused(arguments, said, capsys):
     with pytest.raises(SystemExit):
         main(arguments)
     assert said in capsys.readouterr().err
+
+
+def test_a_long_paper_is_stored_part_by_part(tmp_path, monkeypatch):
+    """A part that fails loses nothing that the others found."""
+    monkeypatch.setattr("benchmarks.reproduce.__main__.STORE", tmp_path)
+    monkeypatch.setattr("benchmarks.reproduce.__main__.ProcessPoolExecutor", ThreadPoolExecutor)
+
+    def run(name, parts, *_):
+        assert name == "mfs"
+        if parts == ("fig12",):
+            raise ValueError("a part that fails")
+        return replace(SECTION, paper="MFS", claims=[], tables=[replace(SECTION.tables[0], part=parts[0])], plots=[])
+
+    monkeypatch.setattr("benchmarks.reproduce.__main__.run_paper", run)
+    with pytest.raises(ValueError, match="a part that fails"):
+        main(["--paper", "mfs", "--jobs", "1"])
+    (section,) = stored(tmp_path)
+    assert [table.part for table in section.tables] == ["fig10", "fig11", "fig13", "fig14", "ablations", "sender"]
