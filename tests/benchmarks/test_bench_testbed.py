@@ -7,6 +7,8 @@ import pytest
 from benchmarks import bench_testbed
 from benchmarks.bench_testbed import APART, result, table, undisturbed
 from benchmarks.testbed.figures import PrefillFigures, cost_pct
+from benchmarks.testbed.hosts import hosts_missing, left_over
+from benchmarks.testbed.workload import PrefillLoad
 
 TOOK = {"off": [0.100, 0.120, 0.200], "on": [0.103, 0.121, 0.150]}
 
@@ -71,3 +73,26 @@ def test_where_no_testbed_can_be_made_it_says_why(monkeypatch, capsys):
     monkeypatch.setattr("sys.argv", ["bench_testbed"])
     bench_testbed.main()
     assert json.loads(capsys.readouterr().out.splitlines()[-1]) == {"skipped": "tc missing"}
+
+
+@pytest.mark.slow
+def test_the_whole_command_runs_in_a_small_form(monkeypatch, capsys):
+    if (missing := hosts_missing()) is not None:
+        pytest.skip(missing)
+    monkeypatch.setenv("QUICK", "1")
+    monkeypatch.delenv("BENCH_NICE", raising=False)
+    monkeypatch.setattr(bench_testbed, "stop_on_sigterm", lambda: None)
+    monkeypatch.setattr(bench_testbed, "PrefillLoad", lambda: PrefillLoad(warm_up=1))
+    wanted = ["--ranks", "2", "--mean", "120", "--counted", "3", "--pairs", "2", "--tries", "1"]
+    monkeypatch.setattr("sys.argv", ["bench_testbed", *wanted])
+    bench_testbed.main()
+    told = json.loads(capsys.readouterr().out.splitlines()[-1])
+    for figure in ("attainment", "cct_ms", "ttft_s", "simulator_errors", "simulated"):
+        assert set(told[figure]) == {"off", "mfs"}, figure
+    assert all(0.0 <= attained <= 1.0 for attained in told["attainment"].values())
+    assert all(took > 0 for took in told["cct_ms"].values())
+    assert set(told["contention"]) == {"ttft", "cct"}
+    assert {"uncontended_cost_pct", "simulator_error_pct", "gain", "cct_ratio"} <= set(told)
+    assert {name: len(runs) for name, runs in told["runs"].items()} == {"off": 1, "mfs": 1, APART: 1}
+    assert told["settings"]["counted"] == 3
+    assert left_over() == []
