@@ -7,7 +7,7 @@ coordinator's task (see `workers.live`). Moments are epoch seconds of Redis' clo
 from __future__ import annotations
 
 import time
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Mapping, Sequence
 
 import orjson
@@ -18,6 +18,7 @@ from controller.core.messages import (
     PRUNING_REPORT_KEY,
     PRUNING_SEQUENCE_KEY,
     PRUNING_WAKE_KEY,
+    HostFlows,
 )
 from controller.core.pruning import (
     OpenKv,
@@ -67,9 +68,11 @@ def read_reports() -> Dialogue[tuple[Sequence[QueueReport], float]]:
 def read_open_kv() -> Dialogue[Mapping[str, OpenKv] | None]:
     """By request, the KV that is being sent, as transfer daemons reported it within the last moments; None if none of
     them orders transfers."""
-    hosts = [host for host in (yield from host_flows()) if time.time() - host["at"] < FRESH_S and host["policy"] != OFF]
+    fresh = [host for host in (yield from host_flows()) if time.time() - host["at"] < FRESH_S]
+    hosts = [host for host in fresh if host["policy"] != OFF]
     if not hosts:
         return None
+    receives = _bandwidths(fresh)
     found: dict[str, OpenKv] = {}
     for host in hosts:
         left: defaultdict[str, float] = defaultdict(float)
@@ -81,11 +84,22 @@ def read_open_kv() -> Dialogue[Mapping[str, OpenKv] | None]:
                 sizes[flow["request"]] += flow["size_bytes"]
                 receivers[flow["request"]] = flow["to"]
         found |= {
-            name: OpenKv(host["host"], min(1.0, left[name] / size), receivers[name])
+            name: OpenKv(
+                host["host"], min(1.0, left[name] / size), receivers[name], size, receives.get(receivers[name], 0.0)
+            )
             for name, size in sizes.items()
             if size > 0
         }
     return found
+
+
+def _bandwidths(hosts: Sequence[HostFlows]) -> dict[str, float]:
+    """Bytes/s of receiving ports by their address, as the daemons there were told. Without addresses that several hosts
+    have, as those of container networks."""
+    counted = Counter(address for host in hosts for address in host.get("receives_at", ()))
+    return {
+        address: host["bandwidth"] for host in hosts for address in host.get("receives_at", ()) if counted[address] == 1
+    }
 
 
 def report_of(value: bytes) -> QueueReport | None:

@@ -322,8 +322,9 @@ class HostFlow(TypedDict):
 class HostFlows(TypedDict):
     """What a transfer daemon schedules. `at`: epoch seconds on the clock that all share. `bandwidth`: bytes/s of each
     port. `ending`: flows that still follow the previous policy. `orders`: of the coordinator of pruning by what became
-    of them, as in `OrdersInForce.taken`; daemons of an older release do not say. `flows`: the most urgent of `open`,
-    then the newest that ended."""
+    of them, as in `OrdersInForce.taken`; daemons of an older release do not say. `receives_at`: addresses of its link
+    if its bandwidth was set; daemons of an older release do not say. `flows`: the most urgent of `open`, then the
+    newest that ended."""
 
     host: str
     at: float
@@ -333,4 +334,5 @@ class HostFlows(TypedDict):
     open: int
     ending: int
     orders: NotRequired[dict[str, int]]
+    receives_at: NotRequired[list[str]]
     flows: list[HostFlow]

@@ -45,11 +45,17 @@ class OutgoingKv(NamedTuple):
 
 class OpenKv(NamedTuple):
     """What a transfer daemon says of the KV of one request. `host`: from which it goes, `to`: the address of the host
-    that receives it. `left`: the share of it that is still to be sent."""
+    that receives it. `left`: the share of it that is still to be sent.
+
+    `size_bytes`: all of it. `receives`: bytes/s of the port that receives it, as the daemon there was told. Both are 0
+    where they are not known.
+    """
 
     host: str
     left: float
     to: str = ""
+    size_bytes: float = 0.0
+    receives: float = 0.0
 
 
 class KvPort(NamedTuple):

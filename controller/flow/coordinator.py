@@ -256,12 +256,17 @@ def _receivers(
     parts. Which host an instance is on, daemons say of the KV that goes to it; while a request that was placed again
     has KV on two ways, most of it counts.
 
+    A rate is the one that transfers showed. Until they did, it is the bandwidth that the daemon of the receiving host
+    was told, and a token has as many bytes as the largest KV of its model that is being sent.
+
     What waits may go to any instance of its model, so it loads all ports of the same models alike. Of these only the
     busiest is looked at: with each of them a decision would take time for waiting requests times hosts.
     """
     named: defaultdict[str, Counter[str]] = defaultdict(Counter)
     placed: Counter[tuple[str, str]] = Counter()  # tokens by model and instance
     waiting: Counter[str] = Counter()
+    told: dict[str, float] = {}  # bytes/s by host
+    sizes: dict[str, float] = {}  # bytes of a token by model; less where a receiver has cached a part
     for share in shares:
         if share.unit.port is None:
             continue
@@ -270,26 +275,33 @@ def _receivers(
             placed[share.model, row.target] += math.ceil(row.tokens * (open_kv.left if open_kv else 1.0))
             if row.target and open_kv and open_kv.to:
                 named[row.target][open_kv.to] += 1
+                told[open_kv.to] = open_kv.receives
+                sizes[share.model] = max(sizes.get(share.model, 0.0), open_kv.size_bytes / max(1, row.tokens))
         waiting[share.model] += sum(row.prompt_tokens for row in share.rows)
     host_of = {target: hosts.most_common(1)[0][0] for target, hosts in named.items()}
     there: defaultdict[str, list[float]] = defaultdict(list)
     for target, host in host_of.items():
         there[host] += [ports[target] for ports in inbound.values() if target in ports] or [0.0]
 
-    def cost(host: str, s_a_token: float, model: str, target: str) -> float:
+    def cost(host: str, s_a_token: Mapping[str, float], model: str, target: str) -> float:
         """What is not placed yet may go to each instance of its model."""
         targets = [target] if target else list(inbound.get(model, ()))
-        return s_a_token * sum(host_of.get(each) == host for each in targets) / max(1, len(targets))
+        there = sum(host_of.get(each) == host for each in targets)
+        return s_a_token.get(model, 0.0) * there / max(1, len(targets))
 
     hosts = {model: {host_of.get(target) for target in inbound.get(model, ())} for model in waiting}
     busiest: dict[frozenset[str], tuple[float, Cost]] = {}
     for host, known in there.items():
-        if not all(known):
+        models = frozenset(model for model in waiting if host in hosts[model])
+        if all(known):
+            s_a_token = dict.fromkeys(waiting, _in_turn(known))
+        elif told[host] > 0 and all(sizes.get(model) for model in models):
+            s_a_token = {model: size / told[host] for model, size in sizes.items()}
+        else:
             continue
-        of_port = partial(cost, host, _in_turn(known))
+        of_port = partial(cost, host, s_a_token)
         seconds = sum(of_port(model, "") * tokens for model, tokens in waiting.items())
         seconds += sum(of_port(*pair) * tokens for pair, tokens in placed.items())
-        models = frozenset(model for model in waiting if host in hosts[model])
         if models not in busiest or seconds > busiest[models][0]:
             busiest[models] = seconds, of_port
     return [of_port for _, of_port in busiest.values()]

@@ -108,3 +108,28 @@ def test_transfers_go_over_the_link_in_both_modes(monkeypatch):
     for seconds in took.values():
         assert len(seconds) == 3
         assert min(seconds) > 1000 * 28 * 128 / 25e6, "as long as the bytes take on the link"
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(network_missing() is not None, reason=network_missing() or "")
+def test_the_whole_command_runs_in_a_small_form(monkeypatch, capsys):
+    monkeypatch.setenv("QUICK", "1")
+    for name in ("FLEET_TOKEN", "ENGINE_NETWORKS"):  # the command sets them
+        monkeypatch.setenv(name, "")
+    monkeypatch.delenv("BENCH_NICE", raising=False)
+    monkeypatch.setattr(bench_gating, "WITNESSES", 2)
+    monkeypatch.setattr(bench_gating, "stop_on_sigterm", lambda: None)
+    wanted = ["--engines", "reference", "--per-task", "4", "--pairs", "1", "--tries", "1"]
+    monkeypatch.setattr("sys.argv", ["bench_gating", *wanted])
+    bench_gating.main()
+    told = json.loads(capsys.readouterr().out.splitlines()[-1])
+    assert set(told) == {"reference"}
+    figures = told["reference"]
+    assert set(figures["attainment"]) == {"off", "on"}
+    assert all(0.0 <= attained <= 1.0 for attained in figures["attainment"].values())
+    assert figures["kv_bytes"]["off"] == figures["kv_bytes"]["on"] > 0, "the same requests in both modes"
+    assert figures["tokens_equal"]
+    assert {"promotions", "uncontended_cost_pct", "gain", "story"} <= set(figures)
+    assert (figures["per_task"], figures["seeds"]) == (4, [bench_gating.FIRST_SEED])
+    for runs in figures["runs"].values():
+        assert sum(runs[0]["outcomes"].values()) == 8, "all requests count"

@@ -89,6 +89,7 @@ class FlowDaemon:
         self._path = settings.socket
         self._policy = settings.policy
         self._bandwidth, self._config = settings.bandwidth, config
+        self._receives_at = settings.receives_at
         self._orders = OrdersInForce()  # of the coordinator of pruning
         self._order: OrderSent | None = None  # the last one that was taken
         self._gate = self._gate_of(settings.policy)  # of new flows; None: they are not scheduled
@@ -367,6 +368,7 @@ class FlowDaemon:
             "open": len(views),
             "ending": sum(map(len, self._ending)),
             "orders": dict(self._orders.taken),
+            "receives_at": list(self._receives_at),
             "flows": list(self._history.shown(first(views), now)),
         }
 

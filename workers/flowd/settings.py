@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from controller.core.errors import ConfigError
 from controller.flow.gate import GATED, OFF
 from workers.environment import read_variable
+from workers.flowd.addresses import own_addresses
 
 DEFAULT_LINK_GBPS = 10.0
 LONGEST_PATH = 100  # bytes of a Unix socket's path; Linux allows 107
@@ -21,13 +22,14 @@ HOST_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._:/-]{0,119}")  # as the console 
 class FlowdSettings:
     """`policy`: OFF, or one of GATED, until the stored flow policy is known. `bandwidth`: bytes/s of the host's link.
     `socket`: path of the Unix socket, "" if there can be no daemon. `redis_url`: "" without a console. `host`: the name
-    under which it reports there."""
+    under which it reports there. `receives_at`: addresses of this host's links, none if nobody set the bandwidth."""
 
     policy: str
     bandwidth: float
     socket: str
     redis_url: str = ""
     host: str = ""
+    receives_at: tuple[str, ...] = ()
 
 
 def settings_from(environ: Mapping[str, str], socket: str = "") -> FlowdSettings:
@@ -35,7 +37,8 @@ def settings_from(environ: Mapping[str, str], socket: str = "") -> FlowdSettings
     policy = read_variable(environ, "FLOW_POLICY") or OFF
     if policy not in (OFF, *GATED):
         raise ConfigError(f"FLOW_POLICY is {policy!r}: use one of {', '.join((OFF, *GATED))}", "FLOW_POLICY")
-    raw = read_variable(environ, "FLOW_LINK_GBPS") or str(DEFAULT_LINK_GBPS)
+    set_to = read_variable(environ, "FLOW_LINK_GBPS")
+    raw = set_to or str(DEFAULT_LINK_GBPS)
     try:
         gbps = float(raw)
     except ValueError:
@@ -56,4 +59,5 @@ def settings_from(environ: Mapping[str, str], socket: str = "") -> FlowdSettings
     if host and not HOST_NAME.fullmatch(host):
         raise ConfigError(f"FLOW_HOST is {host!r}: the name that this host has in the console", "FLOW_HOST")
     redis_url = read_variable(environ, "REDIS_URL")
-    return FlowdSettings(policy, gbps * 1e9 / 8, path, redis_url, host or platform.node())
+    receives_at = own_addresses() if set_to else ()
+    return FlowdSettings(policy, gbps * 1e9 / 8, path, redis_url, host or platform.node(), receives_at)

@@ -86,7 +86,7 @@ def test_instances_whose_kv_one_daemon_sends_share_its_port():
     assert not Coordinator(CoordinatorConfig(1.0)).decide([one, two], NOW, apart).scavengers
 
 
-def many_to_one(inbound, *, rows=()):
+def many_to_one(inbound, *, rows=(), size_bytes=0.0, receives=0.0):
     """Two hosts that send to one: each has half a second of its own port to send, and both together 3.2 s of a
     receiving port of half the rate, within 2.5 s."""
     short, last = outgoing("short", 1.0, 400, target="d"), outgoing("last", 2.5, 400, target="d")
@@ -96,6 +96,7 @@ def many_to_one(inbound, *, rows=()):
         each.queues[0] = each.queues[0]._replace(inbound=inbound)
     sent = {"short": OpenKv("one", 1.0, "three"), "last": OpenKv("one", 1.0, "three")}
     sent["long"] = OpenKv("two", 1.0, "three")
+    sent = {name: each._replace(size_bytes=size_bytes, receives=receives) for name, each in sent.items()}
     return Coordinator(CoordinatorConfig(1.0)).decide([one, two], NOW, sent).scavengers
 
 
@@ -103,6 +104,15 @@ def test_a_receiver_of_half_the_bandwidth_is_the_bottleneck_of_two_senders():
     assert many_to_one({}) == many_to_one({"d": 0.0}) == {}, "its port was not measured"
     assert many_to_one({"d": 2 * S_A_TOKEN}) == {}, "each gateway gets as much of it, while the other one does"
     assert many_to_one({"d": 4 * S_A_TOKEN}) == {"long": PruneReason("q", NOW + 3.2, NOW + 2.5)}
+
+
+def test_until_transfers_showed_it_the_bandwidth_that_the_receivers_daemon_was_told_counts():
+    """Of the KV that is open, the most bytes for a token are 8,000 / 400."""
+    late = {"long": PruneReason("q", NOW + 3.2, NOW + 2.5)}
+    assert many_to_one({"d": 0.0}, size_bytes=8000.0, receives=10_000.0) == late
+    assert many_to_one({"d": 0.0}, size_bytes=8000.0, receives=20_000.0) == {}
+    assert many_to_one({"d": 0.0}, size_bytes=0.0, receives=10_000.0) == {}, "nobody knows how many bytes a token has"
+    assert many_to_one({"d": 2 * S_A_TOKEN}, size_bytes=8000.0, receives=10_000.0) == {}, "transfers showed more"
 
 
 def test_what_is_not_placed_yet_loads_each_receiver_with_its_part():

@@ -20,6 +20,7 @@ from tests.waiting import until_on_loop
 from tests.workers.flowd.running import MB, WAIT_S, connected, nothing, sending, serving, turns
 from workers.flowd import client as flow_client
 from workers.flowd import daemon as flow_daemon
+from workers.flowd.addresses import own_addresses
 from workers.flowd.client import SCHEDULED, Flow, FlowClient
 from workers.flowd.settings import settings_from
 
@@ -455,6 +456,19 @@ def test_scheduling_is_off_by_default():
 def test_a_host_has_the_machines_name_unless_it_is_given_the_one_that_the_console_has():
     assert settings_from({}).host == platform.node()
     assert settings_from({"FLOW_HOST": "gpu-1.example"}).host == "gpu-1.example"
+
+
+def test_a_host_says_where_it_receives_only_if_its_bandwidth_was_set(tmp_path):
+    (tmp_path / "fib_trie").write_text(
+        "|-- 127.0.0.1\n /32 host LOCAL\n|-- 10.0.0.7\n /32 host LOCAL\n|-- 10.0.0.255\n /32 link BROADCAST\n"
+    )
+    (tmp_path / "if_inet6").write_text(
+        "00000000000000000000000000000001 01 80 10 80 lo\nfd000000000000000000000000000007 02 40 00 80 eth0\n"
+    )
+    assert own_addresses(tmp_path) == ("10.0.0.7", "fd00::7")
+    assert own_addresses(tmp_path / "nothing") == ()
+    assert settings_from({}).receives_at == ()
+    assert settings_from({"FLOW_LINK_GBPS": "25"}).receives_at == own_addresses()
 
 
 async def test_a_client_hears_how_long_the_link_takes_for_what_is_queued(path):

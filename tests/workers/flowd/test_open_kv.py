@@ -16,7 +16,9 @@ from tests.workers.flowd.test_daemon import Raw, submitted
 from tests.workers.flowd.test_orders import going, obeying
 from workers import live
 from workers.flowd import report as flowd_report
+from workers.flowd.daemon import FlowDaemon
 from workers.flowd.report import exchange, keep_reporting
+from workers.flowd.settings import FlowdSettings
 from workers.live import LiveState
 from workers.pruning import publish_report, read_open_kv
 from workers.tasks import pruning
@@ -40,12 +42,31 @@ async def test_of_each_request_what_is_left_of_its_open_kv_transfers(path, redis
         raw.say(op="progress", id="one", left=100 * MB)
         await until_on_loop(lambda: any(each["left_bytes"] == 100 * MB for each in daemon.report("one")["flows"]))
         await exchange(daemon, redis, "one")
-        assert await open_kv() == {"r1": OpenKv("one", pytest.approx(5 / 8), "host")}
+        assert await open_kv() == {"r1": OpenKv("one", pytest.approx(5 / 8), "host", 800.0 * MB)}
         raw.say(op="completion", id="one")
         raw.say(op="completion", id="two")
         await until_on_loop(lambda: not daemon.sends_kv)
         await exchange(daemon, redis, "one")
         assert await open_kv() == {}
+        raw.writer.close()
+
+
+async def test_the_bandwidth_of_the_receiving_port_is_what_the_daemon_there_was_told(path, redis):
+    """Whatever its policy is. An address that two hosts have names neither."""
+
+    async def received_by(*hosts: str) -> float:
+        for host in hosts:
+            settings = FlowdSettings("off", 25.0 * MB, "", host=host, receives_at=("host", "10.0.0.7"))
+            await exchange(FlowDaemon(settings), redis, host)
+        return (await open_kv() or {})["r1"].receives
+
+    async with serving(path, "mfs", lease_s=600.0) as daemon:
+        raw = await Raw.open(path)
+        assert (await raw.asked(**submitted(requests=["r1"])))["event"] == "permit"
+        await exchange(daemon, redis, "one")
+        assert await received_by() == 0.0
+        assert await received_by("two") == 25.0 * MB
+        assert await received_by("two", "three") == 0.0
         raw.writer.close()
 
 
