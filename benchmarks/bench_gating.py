@@ -177,7 +177,7 @@ def uncontended(pairs: int, gbit: float, host: SecondHost) -> dict[str, list[flo
         for mode, policy in MODES.items():
             folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="gating-", dir="/tmp")))
             engines = stack.enter_context(fleet_of(folder, policy, gbit, host))
-            urls[mode] = (engines[0].url, engines[2].url)
+            urls[mode] = (engines[0].url, engines[-1].url)
         return asyncio.run(_single(urls, pairs))
 
 

@@ -23,7 +23,7 @@ from controller.simulator.workloads.arrivals import Lengths
 from workers.engine.profiles import load_profile
 
 MODEL, PROFILE = "qwen2.5-7b", "qwen2.5-7b-a100"
-ROLES = ("prefill", "prefill", "decode", "decode")
+EACH = 2  # engines of each role
 LAYERS, LAYER_TOKEN_BYTES = 28, 128  # 3.6 kB a token: slow enough for the link to be what limits, not two cores
 SEQS, CONTEXT, KV_TOKENS = 64, 8192, 262_144
 CHUNK = 1024  # tokens of a step, so that questions do not wait for whole documents to be prefilled
@@ -76,8 +76,8 @@ def fleet_of(folder: Path, policy: str, gbit: float, host: SecondHost) -> Iterat
 
 @contextlib.contextmanager
 def engines_of(folder: Path, asked: Mapping[str, str], host: SecondHost) -> Iterator[list[RunningEngine]]:
-    """Two engines that prefill here, and two that decode on the second host. `asked`: the environment with which the
-    first two ask a daemon."""
+    """`EACH` engines that prefill here, and as many that decode on the second host. `asked`: the environment with which
+    those that prefill ask a daemon."""
     options = (
         *("--model", MODEL, "--profile", PROFILE, "--max-num-seqs", str(SEQS), "--max-model-len", str(CONTEXT)),
         *("--kv-blocks", str(KV_TOKENS // 16), "--max-num-batched-tokens", str(CHUNK), "--no-enable-prefix-caching"),
@@ -85,8 +85,8 @@ def engines_of(folder: Path, asked: Mapping[str, str], host: SecondHost) -> Iter
     )
     logs = folder / "logs"
     with (
-        reference_engines(2, logs / "prefill", *options, environment=asked, host=host.here) as prefill,
-        reference_engines(2, logs / "decode", *options, host=host.there, before=host.command) as decode,
+        reference_engines(EACH, logs / "prefill", *options, environment=asked, host=host.here) as prefill,
+        reference_engines(EACH, logs / "decode", *options, host=host.there, before=host.command) as decode,
     ):
         yield [*prefill, *decode]
 
@@ -94,6 +94,7 @@ def engines_of(folder: Path, asked: Mapping[str, str], host: SecondHost) -> Iter
 def seeded_fleet(urls: Sequence[str], kinds: Sequence[Task], drop_budget: float = 0.0) -> StackFleet:
     classes = [ClassSpec(task.name, task.targets.ttft_s, task.targets.tpot_s) for task in kinds]
     coefficients = load_profile(PROFILE).coefficients._asdict()
+    roles = (*["prefill"] * EACH, *["decode"] * EACH)
     return StackFleet(
-        MODEL, urls, "reference", SEQS, classes, coefficients, CONTEXT, KV_TOKENS, ROLES, drop_budget=drop_budget
+        MODEL, urls, "reference", SEQS, classes, coefficients, CONTEXT, KV_TOKENS, roles, drop_budget=drop_budget
     )

@@ -1,4 +1,4 @@
-"""What bench-gating makes of its runs, and one transfer over its link with the daemon and without."""
+"""What bench-gating makes of its runs, and that it runs as a whole in a small form."""
 
 import argparse
 import json
@@ -6,9 +6,10 @@ import json
 import pytest
 
 from benchmarks import bench_gating
-from benchmarks.bench_gating import LOADS, METRIC, MODES, Loaded, cost_pct, measured, result, table, tasks, uncontended
+from benchmarks.bench_gating import LOADS, METRIC, Loaded, cost_pct, measured, result, table, tasks
+from benchmarks.gating import engines
 from benchmarks.load.scoring import Score
-from benchmarks.machine.network import network_missing, second_host
+from benchmarks.machine.network import network_missing
 
 
 def score_of(attainment):
@@ -100,24 +101,13 @@ def test_without_vllm_its_row_says_so(monkeypatch):
 
 @pytest.mark.slow
 @pytest.mark.skipif(network_missing() is not None, reason=network_missing() or "")
-def test_transfers_go_over_the_link_in_both_modes(monkeypatch):
-    monkeypatch.setenv("FLEET_TOKEN", "bench")
-    with second_host(0.2) as host:
-        took = uncontended(3, 0.2, host)
-    assert took.keys() == MODES.keys()
-    for seconds in took.values():
-        assert len(seconds) == 3
-        assert min(seconds) > 1000 * 28 * 128 / 25e6, "as long as the bytes take on the link"
-
-
-@pytest.mark.slow
-@pytest.mark.skipif(network_missing() is not None, reason=network_missing() or "")
 def test_the_whole_command_runs_in_a_small_form(monkeypatch, capsys):
     monkeypatch.setenv("QUICK", "1")
     for name in ("FLEET_TOKEN", "ENGINE_NETWORKS"):  # the command sets them
         monkeypatch.setenv(name, "")
     monkeypatch.delenv("BENCH_NICE", raising=False)
     monkeypatch.setattr(bench_gating, "WITNESSES", 2)
+    monkeypatch.setattr(engines, "EACH", 1)
     monkeypatch.setattr(bench_gating, "stop_on_sigterm", lambda: None)
     wanted = ["--engines", "reference", "--per-task", "4", "--pairs", "1", "--tries", "1"]
     monkeypatch.setattr("sys.argv", ["bench_gating", *wanted])
@@ -130,6 +120,8 @@ def test_the_whole_command_runs_in_a_small_form(monkeypatch, capsys):
     assert figures["kv_bytes"]["off"] == figures["kv_bytes"]["on"] > 0, "the same requests in both modes"
     assert figures["tokens_equal"]
     assert {"promotions", "uncontended_cost_pct", "gain", "story"} <= set(figures)
+    link_ms = 1e3 * 1000 * 28 * 128 / 25e6
+    assert all(took_ms > link_ms for took_ms in figures["uncontended_ms"].values()), "bytes go over the link"
     assert (figures["per_task"], figures["seeds"]) == (4, [bench_gating.FIRST_SEED])
     for runs in figures["runs"].values():
         assert sum(runs[0]["outcomes"].values()) == 8, "all requests count"
