@@ -19,7 +19,7 @@ from urllib.parse import urlsplit
 from django.conf import settings
 
 from controller.core.errors import ConfigError
-from controller.engine.start_steps import STEPS
+from controller.engine.start_steps import PROCESS, STEPS
 from controller.models import Instance
 from controller.scale.provisioning import RAY, source_of
 from workers.actions.parallel_calls import LoopCalls
@@ -352,18 +352,29 @@ def _reported(id: str, said: Mapping[str, Any], host: str, row: KnownJob) -> Obs
     url = f"http://{shown}:{port}"
     if state == "ending":
         return Observed(id, "lost" if row.wanted else "stopping", url, error=clean(said.get("error") or "it is ending"))
-    told, pid, code = said.get("steps"), said.get("pid"), said.get("exit_code")
-    steps = {name: told[name] for name in STEPS if _is_time(told.get(name))} if isinstance(told, Mapping) else {}
+    pid, code, started_at = said.get("pid"), said.get("exit_code"), _started_at(said)
     return Observed(
         id,
         states.get(state, "unhealthy"),
         url,
         pid=pid if type(pid) is int else None,
-        started_at=_started_at(said),
+        started_at=started_at,
         exit_code=code if type(code) is int else None,
         error=clean(said.get("error") or "")[:LINE_MAX],
-        steps=steps,
+        steps={} if started_at is None else {name: started_at + after for name, after in _steps_s(said).items()},
     )
+
+
+def _steps_s(said: Mapping[str, Any]) -> dict[str, float]:
+    """Seconds after the start of its process at which each step was reached. Launchers of an earlier release tell times
+    of their node's clock."""
+    told = said.get("steps_s")
+    if isinstance(told, Mapping):
+        return {name: told[name] for name in STEPS if _is_time(told.get(name))}
+    told = said.get("steps")
+    if not isinstance(told, Mapping) or not _is_time(began := told.get(PROCESS)):
+        return {}
+    return {name: max(0.0, told[name] - began) for name in STEPS if _is_time(told.get(name))}
 
 
 def _started_at(said: Mapping[str, Any]) -> float | None:

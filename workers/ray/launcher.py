@@ -62,7 +62,7 @@ class EngineOutput:
     def __init__(self, steps: dict[str, str]) -> None:
         self.patterns = {name: re.compile(pattern) for name, pattern in steps.items()}
         self.hidden: list[str] = []
-        self.reached: dict[str, float] = {}
+        self.reached: dict[str, float] = {}  # monotonic seconds
         self.lines: collections.deque[str] = collections.deque()
         self.size, self.cut, self.at = 0, False, 0.0
         self.lock = threading.Lock()
@@ -79,7 +79,7 @@ class EngineOutput:
             self.keep(text)
             for name, pattern in self.patterns.items():
                 if name not in self.reached and pattern.search(text):
-                    self.reached[name] = time.time()
+                    self.reached[name] = time.monotonic()
         self.keep(held)
 
     def keep(self, text: str) -> None:
@@ -143,8 +143,7 @@ class EngineRun:
         self.guard = subprocess.Popen(
             guard, stdin=subprocess.PIPE, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, start_new_session=True
         )
-        self.began = time.monotonic()
-        self.output.reached["process"] = time.time()
+        self.began = self.output.reached["process"] = time.monotonic()
         self.ready = self.failing = False
         self.good_at = time.monotonic()
         self.reader = threading.Thread(target=self.output.read, args=(self.process.stdout,), daemon=True)
@@ -155,7 +154,7 @@ class EngineRun:
         while self.process.poll() is None:
             if self.healthy():
                 if not self.ready:
-                    self.output.reached["ready"] = time.time()
+                    self.output.reached["ready"] = time.monotonic()
                 self.ready, self.failing, self.good_at = True, False, time.monotonic()
             elif self.ready and time.monotonic() - self.good_at > UNHEALTHY_S:
                 self.failing = True
@@ -255,9 +254,9 @@ class Launcher:
         elif engine is not None:
             state = "starting" if not engine.ready else "unhealthy" if engine.failing else "ready"
         known: dict[str, Any] = {}
-        if engine is not None:  # its age and not when it started: clocks of nodes differ
-            known = {"age_s": time.monotonic() - engine.began, "steps": dict(engine.output.reached)}
-            known["pid"] = engine.process.pid
+        if engine is not None:  # its age, and steps by seconds after its start: clocks of nodes differ, and are set
+            steps = {name: at - engine.began for name, at in list(engine.output.reached.items())}
+            known = {"age_s": time.monotonic() - engine.began, "steps_s": steps, "pid": engine.process.pid}
         return {
             **{"id": self.order["id"], "state": state, "port": self.port, "exit_code": self.code},
             **{"error": self.error, "orphan": self.orphan_at is not None, **known},

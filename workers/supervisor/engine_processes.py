@@ -79,6 +79,7 @@ class StartSteps:
         self._read = log.stat().st_size if log.exists() else 0  # what an earlier process of this id printed
         self._rest = ""
         self.reached: dict[str, float] = {PROCESS: started_at}
+        self._began = time.monotonic()
 
     def look(self) -> bool:
         """Whether another step was reached."""
@@ -90,12 +91,16 @@ class StartSteps:
         *lines, self._rest = (self._rest + new.decode(errors="replace")).split("\n")
         self._rest = self._rest[-LONGEST_LINE:]
         fresh = [each for each in steps_said(self._backend, "\n".join(lines)) if each not in self.reached]
-        self.reached |= dict.fromkeys(fresh, time.time())
+        self.reached |= dict.fromkeys(fresh, self._now())
         return bool(fresh)
 
     def done(self) -> None:
         self.look()
-        self.reached[READY] = time.time()
+        self.reached[READY] = self._now()
+
+    def _now(self) -> float:
+        """As the process started, so that a clock that is set meanwhile makes no start longer or shorter."""
+        return self.reached[PROCESS] + time.monotonic() - self._began
 
 
 class EngineProcess:

@@ -333,8 +333,7 @@ def times_by_way(started: Sequence[InstanceStart]) -> list[WayTimes]:
 
 def cold_start_s(pattern: Instance) -> float | None:
     """Seconds that an engine started from the pattern's launch template takes from its process to ready: the median of
-    the last `COLD_STARTS` of that template and model, by their own clocks. None without a template or before the first.
-    One query."""
+    the last `COLD_STARTS` of that template and model. None without a template or before the first. One query."""
     return cold_starts_s([pattern]).get((pattern.model_id, pattern.template_id))
 
 

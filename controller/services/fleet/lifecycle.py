@@ -48,6 +48,7 @@ REFUSED_TRIES = 3  # more than one, since an engine also refuses a folder that i
 TEMPLATE_TRIES = 3  # then its template is paused, for all instances that would be started from it
 START_TRIES = 8  # with their pauses at least two minutes
 BESIDE = timedelta(seconds=30)  # a replacement and its decision are stored in one transaction
+SAME_STEP_S = 1.0  # a step's time that differs by no more is the stored one
 AT_MAX = "at_max"  # why it is not replaced: its policy's maximum is reached without it
 KINDS = {
     "pending": "instance_pending",
@@ -257,11 +258,14 @@ def instances_seen(*, ids: Iterable[str]) -> int:
 
 
 def start_steps_seen(*, seen: Mapping[str, Mapping[str, float]]) -> None:
-    """Store when engines reached the steps of their start, in epoch seconds, by instance."""
+    """Store when engines reached the steps of their start, in epoch seconds of this host's clock, by instance. What a
+    launcher elsewhere tells as an age is a little earlier or later at each look; only what differs by more counts."""
     known = dict(Instance.objects.filter(pk__in=list(seen)).values_list("pk", "start_steps"))
     for id, steps in known.items():
-        if steps != dict(seen[id]):
-            Instance.objects.filter(pk=id).update(start_steps=dict(seen[id]), updated_at=timezone.now())
+        now = dict(seen[id])
+        same = steps.keys() == now.keys() and all(abs(now[name] - at) <= SAME_STEP_S for name, at in steps.items())
+        if not same:
+            Instance.objects.filter(pk=id).update(start_steps=now, updated_at=timezone.now())
 
 
 def instance_start(*, instance_id: str) -> dict[str, Any]:

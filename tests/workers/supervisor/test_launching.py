@@ -107,6 +107,17 @@ def test_a_template_becomes_a_server_whose_start_is_followed(folder):
     settle(folder, lambda: state(folder, "v1") is None)
 
 
+def test_a_clock_that_is_set_during_a_start_makes_it_no_longer(folder, monkeypatch):
+    began, wall = time.time(), time.time
+    start(folder, "v1", "serves")
+    settle(folder, lambda: state(folder, "v1") == "starting")
+    monkeypatch.setattr("workers.supervisor.engine_processes.time.time", lambda: wall() + 3600.0)
+    settle(folder, lambda: state(folder, "v1") == "ready")
+    monkeypatch.undo()
+    steps = seen(folder, "v1").steps
+    assert began <= steps["process"] <= steps["ready"] <= time.time()
+
+
 def test_a_program_that_does_not_exist_is_said_by_name(folder, tmp_path):
     start(folder, "v1", "", command=["no-such-program", "${port}"])
     folder.sync()

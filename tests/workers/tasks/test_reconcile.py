@@ -485,6 +485,23 @@ def test_gateways_expect_no_instance_that_waits_for_a_place(look, fake, one):
     assert expected() == pytest.approx(began + 30.0)
 
 
+def test_the_steps_of_a_start_are_stored_again_only_where_they_changed(look, fake, one):
+    """A launcher elsewhere tells ages, so that its times differ a little from look to look."""
+    began = time.time()
+
+    def stored(**steps: float) -> tuple[dict[str, float], object]:
+        fake.becomes("e1", "starting", started_at=began, steps=steps)
+        look()
+        return Instance.objects.values_list("start_steps", "updated_at").get(pk="e1")
+
+    first = stored(process=began)
+    assert stored(process=began - 0.4) == first
+    steps, _ = stored(process=began - 0.4, ready=began + 9.6)
+    assert steps == {"process": began - 0.4, "ready": began + 9.6}
+    steps, _ = stored(process=began + 5.0, ready=began + 15.0)
+    assert steps == {"process": began + 5.0, "ready": began + 15.0}, "this host's clock was set"
+
+
 def test_gateways_expect_no_instance_whose_start_fails(one):
     template = LaunchTemplate.objects.create(name="t", backend="vllm", command=["vllm"])
     factories.instance(one.model, id="before", template=template, start_steps={"process": 100.0, "ready": 130.0})
