@@ -117,17 +117,17 @@ class Pass:
                 alone = spares(instance, entry.cost.prefill_s, now)
             if (fits or alone) and not self._may_go(lane, entry, instance, chosen, now):
                 fits = alone = False
-            if fits or alone:
-                until = self._pacing.waits_until(entry, instance, lane, own, now)
-                if until > now:
-                    entry.waited_for_tpot = True
-                    lane.again_at = min(lane.again_at, until)
-                    skipped += HELD_COST
-                    continue
-            if not (fits or alone):
+            cost = instance.cost(request) if fits or alone else None
+            if cost is None or not self._pacing.keeps(entry, instance, cost, now):
                 skipped += not request.ended  # many suspects in front must not hide the requests behind them
                 continue
-            judged = self._admission.judge(request, instance.cost(request), instance, own.backlog_s, now)
+            until = self._pacing.waits_until(entry, instance, lane, own, now)
+            if until > now:
+                entry.waited_for_tpot = True
+                lane.again_at = min(lane.again_at, until)
+                skipped += HELD_COST
+                continue
+            judged = self._admission.judge(request, cost, instance, own.backlog_s, now)
             if not (judged.admit or entry.forced or entry.late_at <= now):  # late for its stage, not for its workflow
                 skipped += 1
                 continue

@@ -16,10 +16,12 @@ from typing import ClassVar, NamedTuple, Protocol
 from weakref import WeakKeyDictionary
 
 from controller.core.errors import ConfigError
+from controller.core.policy import Cost
 from controller.core.registry import Registry
 from controller.dispatch.lane import DecodeStep, Lane, guessed, step_beside
 from controller.dispatch.queue import Entry
 from controller.dispatch.shadow_state import ShadowInstance
+from controller.dispatch.sole_keepers import CLEARLY
 
 MOST_MISSING = 1  # see `spares`
 NEAR = 0.85  # of a TPOT: a longer step leaves too little for the prompts that come between
@@ -107,6 +109,24 @@ def too_slow(entry: Entry, instance: ShadowInstance, step_s: float) -> bool:
     return request.output_tokens > 1 and step_s > tpot_s >= instance.latency.decode(1, request.prompt_tokens)
 
 
+def only_elsewhere(entry: Entry, instance: ShadowInstance, cost: Cost, now: float) -> bool:
+    """Whether it would miss its TPOT or its deadline there even alone (`cost`), and would not on the instance that
+    serves it soonest. Instances that predictions cannot tell apart count as equal. One of which too little was measured
+    to know gets one at a time, or a wrong profile would never be corrected."""
+    request, best = entry.request, entry.cost
+    prefill_doubt, decode_doubt = (1.0, 1.0) if instance.outstanding else instance.doubt()
+    targets, steps = request.targets, max(0, request.surest_tokens - 1)
+    step_s = cost.decode_step_s / decode_doubt
+    if request.output_tokens > 1 and step_s > targets.tpot_s >= best.decode_step_s:
+        return step_s > CLEARLY * best.decode_step_s
+    if targets.deadline_s is None:
+        return False
+    left_s = request.arrival + targets.deadline_s + entry.made_up_s - now
+    here_s = cost.prefill_s / prefill_doubt + cost.first_byte_s + steps * step_s
+    best_s = best.prefill_s + best.first_byte_s + steps * best.decode_step_s
+    return here_s > left_s >= best_s and here_s > CLEARLY * best_s
+
+
 def token_s(step: DecodeStep, now: float) -> float:
     """Seconds between two tokens there: one decode step, and what prompts took of the instance's time lately."""
     return step.seconds / (1.0 - min(MOST_PREFILLING, step.instance.prefilling(now)))
@@ -162,6 +182,11 @@ class Pacing(Protocol):
         """Until when the request, which there is room for, should not go beside the answers there; `now` if it may."""
         ...
 
+    def keeps(self, entry: Entry, instance: ShadowInstance, cost: Cost, now: float) -> bool:
+        """Whether the request may go there, whose `cost` there is given: False while another instance keeps targets
+        that this one cannot."""
+        ...
+
     def passed(self, instance: ShadowInstance, now: float) -> None:
         """A pass over this instance ended, whether something was sent or not."""
         ...
@@ -188,6 +213,9 @@ PACINGS: Registry[type[Pacing]] = Registry("pacing")
 
 class Anywhere:
     """For pacings that do not mind which answers are where."""
+
+    def keeps(self, entry: Entry, instance: ShadowInstance, cost: Cost, now: float) -> bool:
+        return True
 
     def waits_until(self, entry: Entry, instance: ShadowInstance, lane: Lane, room: Room, now: float) -> float:
         return now
@@ -331,7 +359,8 @@ class Backlog:
     sequences make answers late and not prefills: what holds for a short queue holds for a long one too, `near_share`
     0.8 takes the place of `share`, and hopeless requests go to idle instances only (decision 291). `doubt` 0.45: a step
     whose workflow is late if steps are that share of what they are where most runs, compared to alone, waits for an
-    idle instance or for shorter steps (decision 304).
+    idle instance or for shorter steps (decision 304). A request does not go where it would miss its targets
+    even alone while another instance keeps them (decision 326).
     """
 
     name: ClassVar[str] = "backlog"
@@ -416,6 +445,11 @@ class Backlog:
             or joins_others(entry, instance, lane, step_s, self.config.margin, now)
         )
         return until if waits else now
+
+    def keeps(self, entry: Entry, instance: ShadowInstance, cost: Cost, now: float) -> bool:
+        """One that failed elsewhere goes where it can, and one that is late for its stage where there is room."""
+        free = entry.forced or entry.excluded or entry.request.ended or entry.late_at <= now
+        return bool(free) or not only_elsewhere(entry, instance, cost, now)
 
     def _near(self, instance: ShadowInstance, demand: RecentDemand) -> bool:
         """Whether a decode step beside one more sequence is near the tightest TPOT of recent traffic."""
