@@ -22,7 +22,7 @@ from controller.core.types import LatencyCoefficients, Request
 from controller.dispatch.lane import GO_ON_S, MOST_NAMED, Fleet, Lane, RecentTargets, refuse, speed_of
 from controller.dispatch.learned import learned_states
 from controller.dispatch.orders import OrderBook
-from controller.dispatch.pacing import Pacing, Room, recent_demand, spares
+from controller.dispatch.pacing import Pacing, Room, note_targets, recent_demand, spares
 from controller.dispatch.queue import Entry, Journal, QueueView, RequestQueue
 from controller.dispatch.shadow_state import ShadowInstance
 from controller.dispatch.sole_keepers import Keepers
@@ -321,9 +321,7 @@ class StageDispatcher:
                 actions.append(refuse(request, "slo_infeasible", "infeasible_alone", 60.0, now, figures))
                 return
         cost = lane.cost(request)
-        lane.traffic.add(request.targets.ttft_s, now)
-        if request.output_tokens > 1:  # one token has no pace
-            lane.paces.add(request.targets.tpot_s, now)
+        note_targets(lane, request, cost, now)
         entry = Entry(request, cost, now, event.avoid or request.avoid)
         entry.drop_at = max(entry.drop_at, now)  # a waiting time of 0 means this pass, however long reading it took
         lane.queue.add(entry, now)

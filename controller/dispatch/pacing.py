@@ -18,6 +18,7 @@ from weakref import WeakKeyDictionary
 from controller.core.errors import ConfigError
 from controller.core.policy import Cost
 from controller.core.registry import Registry
+from controller.core.types import Request
 from controller.dispatch.lane import DecodeStep, Lane, guessed, step_beside
 from controller.dispatch.queue import Entry
 from controller.dispatch.shadow_state import ShadowInstance
@@ -26,6 +27,7 @@ from controller.dispatch.sole_keepers import CLEARLY
 MOST_MISSING = 1  # see `spares`
 NEAR = 0.85  # of a TPOT: a longer step leaves too little for the prompts that come between
 SPARE_AGAIN_S = 0.05  # two decode steps: until answers are looked at again, if none comes or goes
+LEAST_BATCHES = 2.0  # constant parts of a prefill that may be sent however tight a TTFT, or only idle ones take any
 MOST_PREFILLING = 0.9  # share of an instance's time: what is left then, decodes get however many prompts come
 
 
@@ -40,6 +42,16 @@ class RecentDemand(NamedTuple):
 def recent_demand(lane: Lane, now: float) -> RecentDemand:
     ttft_s, tpot_s = (recent.tightest(now, default=math.inf) for recent in (lane.traffic, lane.paces))
     return RecentDemand(ttft_s, tpot_s, len(lane.queue.ready) / max(1, len(lane.instances)))
+
+
+def note_targets(lane: Lane, request: Request, cost: Cost, now: float) -> None:
+    """Remember the targets of an arrival, unless no instance keeps them with anything else to do (`cost`: on the best
+    one): room that is left free for such a target is of use to nobody. One token has no pace."""
+    targets = request.targets
+    if targets.ttft_s >= cost.prefill_s + cost.first_byte_s + cost.decode_step_s:
+        lane.traffic.add(targets.ttft_s, now)
+    if request.output_tokens > 1 and targets.tpot_s >= cost.decode_step_s:
+        lane.paces.add(targets.tpot_s, now)
 
 
 class Room(NamedTuple):
@@ -359,8 +371,8 @@ class Backlog:
     sequences make answers late and not prefills: what holds for a short queue holds for a long one too, `near_share`
     0.8 takes the place of `share`, and hopeless requests go to idle instances only (decision 291). `doubt` 0.45: a step
     whose workflow is late if steps are that share of what they are where most runs, compared to alone, waits for an
-    idle instance or for shorter steps (decision 304). A request does not go where it would miss its targets
-    even alone while another instance keeps them (decision 326).
+    idle instance or for shorter steps (decision 304). Targets that the instance, or all of them, cannot keep bound
+    nothing, and a request does not go where it would miss its own while another instance keeps them (decision 326).
     """
 
     name: ClassVar[str] = "backlog"
@@ -416,6 +428,7 @@ class Backlog:
         near = self._near(instance, demand) and instance.share == 1.0
         share = self.config.near_share if near else self.config.share
         allowed = instance.share * min(share * demand.ttft_s, self.config.most_s)
+        allowed = max(allowed, LEAST_BATCHES * instance.latency.coefficients.prefill_a)
         few = near or (instance.share == 1.0 and demand.queued <= self.config.few_queued)
         if few:
             backlog, decode_s, tpot_s = waiting, 0.0, math.inf
@@ -452,8 +465,11 @@ class Backlog:
         return bool(free) or not only_elsewhere(entry, instance, cost, now)
 
     def _near(self, instance: ShadowInstance, demand: RecentDemand) -> bool:
-        """Whether a decode step beside one more sequence is near the tightest TPOT of recent traffic."""
-        return instance.decodes and step_beside(instance) > self.config.near * demand.tpot_s
+        """Whether a decode step beside one more sequence is near the tightest TPOT of recent traffic, which one alone
+        would keep here."""
+        if not instance.decodes or instance.latency.decode(1, 0) > demand.tpot_s:
+            return False
+        return step_beside(instance) > self.config.near * demand.tpot_s
 
     def _spare(self, instance: ShadowInstance, now: float) -> float:
         """`spare_s`, computed again once a sequence comes or goes there, or after SPARE_AGAIN_S."""

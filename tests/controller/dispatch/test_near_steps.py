@@ -80,7 +80,7 @@ def test_one_of_several_gateways_does_not_see_which_sequences_are_there():
 
 
 def test_an_instance_that_only_prefills_has_no_steps():
-    demand = RecentDemand(1.0, SPEED.decode_a, math.inf)
+    demand = RecentDemand(1.0, SPEED.decode_a + SPEED.decode_c, math.inf)
     rooms = [
         Backlog().room(ShadowInstance(up("a", role=role).spec), demand, math.inf, 1.0).tokens
         for role in (Role.PREFILL, Role.COLLOCATED)

@@ -1,4 +1,4 @@
-"""Instances that cannot keep what others keep."""
+"""Instances that cannot keep what others keep, and targets that none keeps: neither may spoil what the fleet can do."""
 
 from dataclasses import replace
 
@@ -50,3 +50,24 @@ def test_it_goes_there_when_no_other_takes_it():
     result = simulate(demands, instances=(SLOW, replace(QUICK, until_s=10.0)))
     assert {record.outcome for record in result.records} <= {"ok", "refused"}
     assert sum(record.outcome == "ok" for record in result.records) >= 20
+
+
+def test_a_pace_that_no_instance_keeps_is_answered_late_where_slots_are_free():
+    """A step takes 11.5 ms alone, so 10 ms are too near to be refused; the TTFT of 10 ms is refused once it is
+    measured. The fleet is half idle. Late answers got an idle instance only, as where sequences spoil a pace that can
+    be kept, so that most clients were told after their waiting time that there was none."""
+    demands = two_kinds(25.0, 20, Targets(0.01, 0.01, None, 5.0))
+    result = simulate(demands, instances=(QUICK, QUICK))
+    assert {record.outcome for record in result.records} <= {"ok", "refused"}
+    assert all(record.attained for record in result.records if record.id.startswith("loose"))
+
+
+@pytest.mark.parametrize("ttft_s", [0.012, 0.02, 0.03])
+def test_a_tight_first_token_of_some_holds_nobody_else_back(ttft_s):
+    """A prompt takes 0.018 s. Where 0.4 of the tightest TTFT was less than the constant part of a prefill, an instance
+    took one request at a time, and of the loose half, in a fleet that is half idle, a third was never answered."""
+    demands = two_kinds(25.0, 20, Targets(ttft_s, 0.2, None, 5.0))
+    result = simulate(demands, instances=(QUICK, QUICK))
+    loose = [record for record in result.records if record.id.startswith("loose")]
+    assert len(loose) == 250
+    assert sum(record.attained for record in loose) >= 249
