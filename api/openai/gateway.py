@@ -323,19 +323,22 @@ class Gateway:
         if parsed.step is not None:
             in_flight.step, in_flight.captured = parsed.step, Captured(LARGEST_BYTES)
             in_flight.checkpoint_s = parsed.checkpoint_s
+        avoid: frozenset[str] = frozenset()
+        fork: Decision | None = None
         if parsed.branch:
             placed = self.forks.place(request, origin, self.clock())
-            self.runtime.note(in_flight, placed.decision)
-            in_flight.branch_of = placed.branch_of
+            fork, avoid, in_flight.branch_of = placed.decision, placed.avoid, placed.branch_of
             # The scheduler counts what the branch adds, or it would hold back what costs next to nothing.
             new = request.prompt_tokens - placed.shared
             where = placed.instance
             in_flight.request = replace(request, prompt_tokens=new, shared_tokens=placed.shared, shared_at=where)
-            self.runtime.arrive(in_flight, placed.avoid)
-        elif not parsed.equal or parsed.checkpoint_s:  # a checkpoint is found by the id of its own request
-            self.runtime.arrive(in_flight)
-        elif not self.shared_calls.arrive(in_flight, request.tenant.encode() + b"\0" + parsed.equal):
+        equal = b"" if parsed.checkpoint_s else parsed.equal  # a checkpoint is found by the id of its own request
+        if equal and not self.shared_calls.arrive(in_flight, request.tenant.encode() + b"\0" + equal, avoid):
             return  # the fleet gets no more to do
+        if fork is not None:
+            self.runtime.note(in_flight, fork)
+        if not equal:
+            self.runtime.arrive(in_flight, avoid)
         self.arrivals.tick(request.model, request.arrival)
 
     def hang_up(self, in_flight: InFlightRequest, why: str) -> None:

@@ -129,12 +129,12 @@ class Runtime:
         self.requests[in_flight.request.id] = in_flight
         self.push(ev.Arrived(in_flight.request, avoid))
 
-    def arrive_again(self, in_flight: InFlightRequest, request: Request) -> None:
+    def arrive_again(self, in_flight: InFlightRequest, request: Request, avoid: frozenset[str] = frozenset()) -> None:
         """A request that waits goes on as this one, with its id and targets."""
         self.push(ev.Cancelled(in_flight.request.id))
         del self.requests[in_flight.request.id]
         in_flight.request = request
-        self.arrive(in_flight)
+        self.arrive(in_flight, avoid)
 
     def hang_up(self, in_flight: InFlightRequest, why: str = "client_closed") -> None:
         """The client is gone, or was hung up on (`why`): cancel the request at its engine at once."""

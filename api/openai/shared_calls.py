@@ -62,11 +62,13 @@ class Sharer:
 
 
 class SharedCall:
-    """A call and the requests that share it, the first one first. `joined`: how many ever did."""
+    """A call and the requests that share it, the first one first. `joined`: how many ever did. `avoid`: as
+    `Runtime.arrive` has it, of the first one, which may be of a branch."""
 
-    def __init__(self, key: bytes, call: InFlightRequest) -> None:
+    def __init__(self, key: bytes, call: InFlightRequest, avoid: frozenset[str]) -> None:
         self.key = key
         self.call = call
+        self.avoid = avoid
         self.sharers: list[Sharer] = []
         self.joined = 0
         self.shared_at = 0.0  # when a second request came; monotonic seconds
@@ -194,18 +196,19 @@ class SharedCalls:
 
     # ---- requests -------------------------------------------------------------------------------------------------
 
-    def arrive(self, in_flight: InFlightRequest, key: bytes) -> bool:
-        """A request that may share. False: it shares a call that is in flight. `key`: of its tenant and its body."""
+    def arrive(self, in_flight: InFlightRequest, key: bytes, avoid: frozenset[str] = frozenset()) -> bool:
+        """A request that may share. False: it shares a call that is in flight. `key`: of its tenant and its body.
+        `avoid`: as the runtime has it, for a call of its own."""
         found = self._open.get(key)
         if found is None or not self._joins(found, in_flight):
-            found = self._begin(in_flight, key)
+            found = self._begin(in_flight, key, avoid)
         sharer = Sharer(in_flight)
         found.sharers.append(sharer)
         found.joined += 1
         self._of[in_flight] = (found, sharer)
         sharer.writer = self.runtime.spawn(found.write(sharer))
         if found.joined == 1:
-            self.runtime.arrive(found.call)
+            self.runtime.arrive(found.call, avoid)
             return True
         self._joined(found)
         return False
@@ -235,9 +238,9 @@ class SharedCalls:
         requests = [sharer.in_flight.request for sharer in found.sharers]
         return call_for(requests, call.request, requests[-1].id)
 
-    def _begin(self, in_flight: InFlightRequest, key: bytes) -> SharedCall:
+    def _begin(self, in_flight: InFlightRequest, key: bytes, avoid: frozenset[str]) -> SharedCall:
         call = copy.copy(in_flight)
-        found = self._open[key] = self._calls[call] = SharedCall(key, call)
+        found = self._open[key] = self._calls[call] = SharedCall(key, call, avoid)
         # Requests of other workflows may share it, and keys of other requests may be revoked.
         call.request = replace(in_flight.request, workflow="", stage="")
         call.key_id, call.charged_tokens, call.quota, call.timed = 0, 0, (), False
@@ -268,7 +271,8 @@ class SharedCalls:
         if self._waits(found):
             shared = [sharer.in_flight.request for sharer in found.sharers]
             found.call.workflow_due = found.workflow_due
-            self.runtime.arrive_again(found.call, call_for(shared, found.call.request, shared[-1].id))
+            avoid = frozenset() if found.call.sends else found.avoid  # once it failed there it may go elsewhere
+            self.runtime.arrive_again(found.call, call_for(shared, found.call.request, shared[-1].id), avoid)
 
     def _renew_later(self, found: SharedCall) -> None:
         """The same, once the call may go where it failed: to arrive again now would forget that it may not yet."""

@@ -221,6 +221,45 @@ async def test_branches_that_wait_there_count_with_what_is_new_of_them():
         assert reasons == ["from_checkpoint"] * 8
 
 
+def shared(name):
+    return branch(name, share_call=True, temperature=0)
+
+
+async def test_equal_requests_of_branches_share_a_call_where_the_checkpoint_is():
+    async with gateway() as bed:
+        where, request_id = await checkpoint(bed)
+        names = shown(await fork(bed))["branches"]
+        bed.every(Script(first_delay_s=0.2))
+        answers = await asyncio.gather(*(bed.ask(shared(name)) for name in names))
+        assert [answer.status for answer in answers] == [200] * 3
+        assert len({answer.body for answer in answers}) == 1
+        _, call = bed.backend(where).calls
+        assert call.branch_of == request_id
+        await until_on_loop(lambda: len(bed.sink.records) == 4)
+        assert sorted(record.attempts for record in bed.sink.records[1:]) == [0, 0, 1]
+        noted = [each["reason"] for record in bed.sink.records for each in record.decisions if each["kind"] == "fork"]
+        assert noted == ["from_checkpoint"], "the others were placed nowhere"
+
+
+async def test_a_call_that_branches_share_waits_for_the_checkpoint_when_another_one_joins_it():
+    async with gateway() as bed:
+        found = bed.gateway.snapshot
+        one_slot = tuple(replace(each, max_num_seqs=1) for each in found.instances)
+        bed.gateway.configure(replace(found, instances=one_slot, version=found.version + 1))
+        where, request_id = await checkpoint(bed)
+        names = shown(await fork(bed))["branches"]
+        bed.backend(where, Script(hang_after=0))
+        held = bed.send(branch(names[0], stream=True))
+        await until_on_loop(lambda: bed.backend(where).running)
+        equal = [bed.send(shared(name)) for name in names[1:]]
+        await until_on_loop(lambda: bed.gateway.shared_calls.shared["acme"] == 1)
+        bed.backend(where, Script())
+        await held.hang_up()
+        answers = [await each.done() for each in equal]
+        assert {answer.headers["x-slackline-instance"] for answer in answers} == {where}
+        assert [call.branch_of for call in bed.backend(where).calls] == ["", request_id, request_id]
+
+
 async def test_an_engine_that_is_lost_takes_its_checkpoint_along():
     async with gateway() as bed:
         where, _ = await checkpoint(bed)
