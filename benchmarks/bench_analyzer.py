@@ -1,7 +1,7 @@
 """`make bench-analyzer`: bounds on the lengths of answers from a forest, on later parts of public traces.
 
-A trace is cut in two: the forest is trained on the first half of its requests (of `swebench_agent_sessions`: on half of
-the sessions) and asked about the others, with the features that a gateway would have
+A trace is cut in two: the forest is trained on the first half of its requests (of agents: on half of the sessions) and
+asked about the others, with the features that a gateway would have
 (`controller.predict.answer_lengths`; an answer is known once its tokens are out, SECONDS_A_TOKEN each). For each answer
 the bound at 0.9 is asked at its arrival and once 50, 100, 200 and 400 tokens are out, given that it still runs.
 
@@ -59,9 +59,10 @@ from workers.analysis.length_forest import train
 
 ROOT = Path(__file__).resolve().parents[1]
 SHIPPED = ROOT / "benchmarks/data/azure2023_conv.csv.gz"
-TRACES = ("azure2023_conv", "mooncake_conversation", "swebench_agent_sessions")
-SESSIONS = ("mooncake_conversation", "swebench_agent_sessions")  # whose calls of one session are a workflow
-BY_SESSION = ("swebench_agent_sessions",)  # cut between sessions: its runs follow one another
+AGENTS = ("swebench_agent_sessions", "claude_code_sessions_head5000")
+TRACES = ("azure2023_conv", "azure2023_code", "mooncake_conversation", "mooncake_synthetic", *AGENTS)
+SESSIONS = ("mooncake_conversation", "mooncake_synthetic", *AGENTS)  # whose calls of one session are a workflow
+BY_SESSION = AGENTS  # cut between sessions: runs follow one another, or each has a time of its own
 LEVELS = (0.1, 0.5, TARGET)
 KIND = ("", "", "trace")  # tenant, class, model: all of a trace is one kind of traffic
 SECONDS_A_TOKEN = 0.03
@@ -192,6 +193,8 @@ def judged(trace: CutTrace, forest: LengthForest) -> dict[str, Any]:
     followed = followed_by_gateway(forest, trace.asked)
     for stage, produced in enumerate(PRODUCED):
         running = [each for each in trace.asked if each.tokens > produced]
+        if not running:  # code's answers are short
+            continue
         given = [found[stage] for found in followed if len(found) > stage]
         adaptive = [each.tokens <= bound for each, bound in zip(running, given, strict=True)]
         bounds = []

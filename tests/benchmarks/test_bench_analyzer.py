@@ -12,6 +12,7 @@ from benchmarks.bench_analyzer import (
     ROOT,
     SHIPPED,
     Answer,
+    CutTrace,
     answers,
     cut,
     followed_by_gateway,
@@ -36,6 +37,24 @@ def test_bounds_on_the_shipped_trace_cover_what_they_claim():
     assert low <= at_arrival["adaptive"] <= high
     assert found["pinball"]["less"] > 0.1, "prompts say something about answers here"
     assert found["coverage"]["400"]["kept"] < found["coverage"]["400"]["fixed"], "a bound that is refined holds longer"
+
+
+def test_a_trace_without_long_answers_has_no_figures_of_them():
+    asked = [Answer("", (float(at % 7), *(1.0,) * (len(FEATURES) - 1)), 20 + at % 90, float(at)) for at in range(400)]
+    found = judged(CutTrace("azure2023_code", asked[:200], asked[200:]), forest_of(asked[:200]))
+    assert list(found["coverage"]) == list(found["bound_over_truth"]) == ["0", "50", "100"]
+
+
+@pytest.mark.parametrize("name", ["swebench_agent_sessions", "claude_code_sessions_head5000"])
+def test_of_agents_other_runs_are_asked_about(tmp_path, name):
+    import gzip
+
+    path = tmp_path / f"{name}.csv.gz"
+    rows = [f"{at},10,{10 + at},{at % 4}" for at in range(12)]
+    path.write_bytes(gzip.compress("\n".join(["arrival_s,input_tokens,output_tokens,session", *rows]).encode()))
+    trace = cut(name, path, None)
+    assert {each.session for each in trace.training} == {"0", "2"}
+    assert {each.session for each in trace.asked} == {"1", "3"}
 
 
 def test_an_answer_is_known_only_once_it_has_ended(tmp_path):
