@@ -408,4 +408,6 @@ Claims name what lengths and graphs were told from (`analyser`): `noise` is this
 4,000 programs of seeds 901 to 904 and pattern graphs of seed 911 at the same rate and mix, read by the code of the
 gateway; what runs with it has 400 to 700 programs a rate and seed ([decision 250](../decisions/benchmarks.md#250)).
 `agents` in a claim: sessions of SWE-bench agents in place of compound requests, 300 programs a rate and one seed; every
-second session was trained on. Of Figures 6.1 to 6.11 only 6.3, 6.5 and 6.7 are run with agents."""
+second session was trained on. Of Figures 6.1 to 6.11 only 6.3, 6.5 and 6.7 are run with agents.
+Figures 6.2 and 6.8 to 6.10 have not been run with the trained analyser (parts `trained_requests`, `trained_replicas`,
+`trained_slos` and `trained_mixes`)."""
