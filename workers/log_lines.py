@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import logging
 import re
+import time
 import traceback
+from collections.abc import Callable
 
+REPEATED_S = 60.0
 _CONTROL = re.compile(r"[\x00-\x1f\x7f-\x9f\u2028\u2029]")
 
 
@@ -31,6 +34,28 @@ class WithoutTraceback(logging.Filter):
         if record.levelno < logging.ERROR:
             record.exc_info = record.exc_text = None
         return True
+
+
+class RepeatedLine:
+    """A line about what fails at each of many calls while something else is away: at once the first time, then one at
+    most every `REPEATED_S`, with how often it failed since the last one. Not thread-safe."""
+
+    def __init__(self, log: logging.Logger, told: str, clock: Callable[[], float] = time.monotonic) -> None:
+        """`told`: with one %s, the error."""
+        self._log, self._told, self._clock = log, told, clock
+        self._untold = 0
+        self._at: float | None = None  # of the last line
+
+    def write(self, error: object) -> None:
+        now = self._clock()
+        self._untold += 1
+        if self._at is None:
+            self._log.info(self._told, error)
+        elif now - self._at < REPEATED_S:
+            return
+        else:
+            self._log.info(f"{self._told} (%d times in %.0f s)", error, self._untold, now - self._at)
+        self._at, self._untold = now, 0
 
 
 def escaped(text: str) -> str:

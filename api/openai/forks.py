@@ -37,6 +37,7 @@ from workers.forks import (
     renew_step,
 )
 from workers.live import LiveUnavailable, Talks
+from workers.log_lines import RepeatedLine
 
 log = logging.getLogger(__name__)
 
@@ -93,6 +94,8 @@ class Forks:
         self._trying = 0  # for the first time
         self._telling = False
         self._away = False  # and logged
+        self._not_freed = RepeatedLine(log, "checkpoints of a cancelled workflow were not freed: %s")
+        self._not_told = RepeatedLine(log, "the lease of a checkpoint was renewed or lost, and nobody told: %s")
 
     # ---- checkpoints ----------------------------------------------------------------------------------------------
 
@@ -237,7 +240,7 @@ class Forks:
         try:
             gone = await board.run(forget_checkpoints(tenant, workflow))
         except LiveUnavailable as error:
-            log.info("checkpoints of a cancelled workflow were not freed: %s", error)
+            self._not_freed.write(error)
             return
         for each in gone:
             await self._free(each)
@@ -291,7 +294,7 @@ class Forks:
         try:
             await board.run(renew_step(tenant, found) if held else lose_checkpoint(tenant, branch))
         except LiveUnavailable as error:
-            log.info("the lease of a checkpoint was renewed or lost, and nobody told: %s", error)
+            self._not_told.write(error)
 
     def place(self, request: Request, found: KvCheckpoint | None, now: float) -> Placed:
         """Go on from the checkpoint, or compute all of it where that costs less: seconds until its first token, by

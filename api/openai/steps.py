@@ -24,6 +24,7 @@ from controller.core.decisions import Decision, Figure
 from controller.core.snapshot import TenantConfig
 from workers.backends.base import Usage
 from workers.live import LiveUnavailable, Talks
+from workers.log_lines import RepeatedLine
 from workers.steps import LARGEST_BYTES, forget_steps, keep_step, read_step
 
 log = logging.getLogger(__name__)
@@ -68,6 +69,8 @@ class Steps:
         self._now = now
         self._spawn = spawn
         self._lanes: dict[str, TenantLane] = {}
+        self._not_kept = RepeatedLine(log, "the answer of a step was not kept: %s")
+        self._not_forgotten = RepeatedLine(log, "answers of steps were not forgotten: %s")
 
     def configure(self, tenants: tuple[TenantConfig, ...]) -> None:
         """Answers of a tenant that keeps them less long from now on, or none, are forgotten."""
@@ -165,7 +168,7 @@ class Steps:
                 came = await board.run(keep_step(tenant, step.workflow, step.key, raw, retention_s))
             self.counts[came] += 1
         except LiveUnavailable as error:
-            log.info("the answer of a step was not kept: %s", error)
+            self._not_kept.write(error)
             self.counts["unwritten"] += 1
         finally:
             lane.waiting -= 1
@@ -182,7 +185,7 @@ class Steps:
             gone = await board.run(forget_steps(tenant, workflow))
             self.counts["forgotten"] += gone  # not in one with the above: others count meanwhile
         except LiveUnavailable as error:
-            log.info("answers of steps were not forgotten: %s", error)
+            self._not_forgotten.write(error)
 
     async def forgotten(self, tenant: str, workflow: str) -> int:
         """The same for a client that waits for it: how many. Raises ApiError."""

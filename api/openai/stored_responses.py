@@ -26,6 +26,7 @@ from api.openai.response_events import EventLog
 from api.openai.steps import MOST_WAITING, READ_S, Steps
 from api.openai.tenants import Held
 from workers.live import Dialogue, LiveUnavailable
+from workers.log_lines import RepeatedLine
 from workers.steps import LARGEST_BYTES
 from workers.stored_responses import (
     KeptEvents,
@@ -78,6 +79,8 @@ class StoredResponses:
         self._steps = steps
         self._now = now
         self._hang_up = hang_up
+        self._not_kept = RepeatedLine(log, "a response was not kept: %s")
+        self._not_dropped = RepeatedLine(log, "events of a response were not dropped: %s")
 
     # ---- read -----------------------------------------------------------------------------------------------------
 
@@ -159,7 +162,7 @@ class StoredResponses:
             async with asyncio.timeout(READ_S), lane.writes:
                 came = await board.run(keep_response(tenant, response["id"], raw, retention_s))
         except (LiveUnavailable, TimeoutError) as error:
-            log.info("a response was not kept: %s", error or "Redis did not answer in time")
+            self._not_kept.write(error or "Redis did not answer in time")
             came = "unwritten"
         finally:
             lane.waiting -= 1
@@ -282,7 +285,7 @@ class StoredResponses:
         try:
             await self._run(name[0], drop_events(*name))
         except ApiError as error:  # whoever reads them sees that there are too few
-            log.info("events of a response were not dropped: %s", error)
+            self._not_dropped.write(error)
 
     async def look(self, tenant: str, response_id: str, at: int) -> KeptEvents:
         """What is kept of its events, after so many bytes. Raises ApiError while Redis is unavailable."""

@@ -11,7 +11,7 @@ import sys
 import pytest
 from django.conf import settings
 
-from workers.log_lines import OneLine, WithoutTraceback
+from workers.log_lines import OneLine, RepeatedLine, WithoutTraceback
 
 FORGED = "req-1\n2026-01-01 00:00:00 INFO console: olga signed in\x1b[2K\u2028\x85"
 
@@ -34,6 +34,21 @@ def test_a_value_with_line_breaks_stays_in_its_line(written):
     logger.warning("no request %s (%d)", FORGED, 3)
     line = r"WARNING no request req-1\n2026-01-01 00:00:00 INFO console: olga signed in\x1b[2K\u2028\x85 (3)"
     assert stream.getvalue() == line + "\n"
+
+
+def test_what_fails_at_each_call_is_told_at_once_and_then_counted_each_minute(written):
+    logger, stream = written
+    logger.setLevel(logging.INFO)
+    now = [0.0]
+    line = RepeatedLine(logger, "not kept: %s", lambda: now[0])
+    for second in range(150):
+        now[0] = float(second)
+        line.write("away")
+    assert stream.getvalue().splitlines() == [
+        "INFO not kept: away",
+        "INFO not kept: away (60 times in 60 s)",
+        "INFO not kept: away (60 times in 60 s)",
+    ]
 
 
 def test_ordinary_text_is_left_as_it_is(written):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import logging
 from dataclasses import replace
 from functools import partial
 
@@ -111,6 +112,23 @@ async def test_a_checkpoint_that_redis_does_not_take_can_be_asked_for_again(monk
         assert (answer.status, answer.error["code"]) == (503, "workflows_unavailable")
         await until_on_loop(lambda: live._client(settings.REDIS_URL).keys("answers:acme|at:*"))
         assert (await fork(bed)).status == 201
+
+
+class Away:
+    async def run(self, dialogue):
+        dialogue.close()
+        raise LiveUnavailable("away")
+
+
+async def test_while_redis_is_away_the_log_gets_a_line_and_not_one_for_each_cancelled_workflow(caplog):
+    caplog.set_level(logging.INFO)
+    async with gateway() as bed:
+        bed.gateway.forks.board = Away()
+        for number in range(5):
+            bed.gateway.forks.forget("acme", f"w{number}")
+        await until_on_loop(lambda: "were not freed" in caplog.text)
+        await asyncio.sleep(0.2)
+    assert caplog.text.count("checkpoints of a cancelled workflow were not freed") == 1
 
 
 async def test_a_checkpoint_of_a_cancelled_workflow_is_not_told_again(monkeypatch):

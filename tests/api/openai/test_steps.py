@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import logging
 from contextlib import asynccontextmanager
 from dataclasses import replace
 
@@ -356,6 +357,20 @@ class Slowly:
     async def run(self, dialogue):
         await asyncio.sleep(0.01)
         return 1
+
+
+async def test_while_redis_is_away_the_log_gets_a_line_and_not_one_for_each_step(caplog):
+    caplog.set_level(logging.INFO)
+    async with gateway("gw-a", AWAY) as bed:
+        for number in range(5):
+            await bed.ask(step(f"s{number}"))
+        await until_on_loop(lambda: bed.gateway.steps.counts["unwritten"] == 5)
+        for number in range(5):
+            bed.gateway.steps.forget("acme", f"w{number}")
+        await until_on_loop(lambda: "answers of steps were not forgotten" in caplog.text)
+        await asyncio.sleep(0.2)
+    assert caplog.text.count("the answer of a step was not kept") == 1
+    assert caplog.text.count("answers of steps were not forgotten") == 1
 
 
 async def test_what_is_forgotten_of_several_tenants_at_once_is_all_counted():
