@@ -202,7 +202,36 @@ class LearnedState:
                 "models": gateway.scheduler.dispatcher.frames_state(now),
             },
             "instances": {id: [spec.url, spec.model, learned[id]] for id, spec in seats.items()},
+            "unseen": self._unseen(now),
         }
+
+    def _unseen(self, now: float) -> dict[str, Any]:
+        """What an earlier process learned of instances that this one has not seen yet, with its age: the file of a
+        process that is killed right after its start must not have less than the one that it began with."""
+        found: dict[str, Any] = {}
+        if self._stored is None:
+            return found
+        parts = (self._stored.parts.get(name) for name in ("instances", "unseen"))
+        for id in {id for part in parts if isinstance(part, Mapping) for id in part} - self._seen:
+            try:
+                url, model, state, age_s = self._earlier(id, now)
+            except UNREADABLE:
+                continue
+            if age_s < LATENCY_S:
+                found[id] = [url, model, state, age_s]
+        return found
+
+    def _earlier(self, id: str, now: float) -> tuple[str, str, Any, float]:
+        """What the file says of an instance, and how many seconds ago that was. Raises one of `UNREADABLE`."""
+        assert self._stored is not None
+        since_s = self._stored.age_s + now - self._stored_at
+        if id in self._stored.parts["instances"]:
+            url, model, state = self._stored.parts["instances"][id]
+            return url, model, state, since_s
+        url, model, state, age_s = self._stored.parts["unseen"][id]  # files of older releases lack it
+        if not age_s >= 0:
+            raise ValueError(f"its age is {age_s}")
+        return url, model, state, since_s + age_s
 
     def _of_instance(self, spec: InstanceSpec) -> Mapping[str, Any] | None:
         """What was learned of the instance, if it is the same one, when this process sees it first: one that comes back
@@ -211,11 +240,11 @@ class LearnedState:
         if stored is None or spec.id in self._seen:
             return None
         self._seen.add(spec.id)
-        if stored.age_s + self._gateway.clock() - self._stored_at >= LATENCY_S:
-            return None
         try:
-            url, model, state = stored.parts["instances"].get(spec.id, ("", "", None))
-            if state is None or (url, model) != (spec.url, spec.model):
+            if spec.id not in stored.parts["instances"] and spec.id not in stored.parts.get("unseen", {}):
+                return None
+            url, model, state, age_s = self._earlier(spec.id, self._gateway.clock())
+            if age_s >= LATENCY_S or (url, model) != (spec.url, spec.model):
                 return None
             relearn(ShadowInstance(spec), state)
         except UNREADABLE as error:

@@ -149,6 +149,55 @@ def test_the_next_process_knows_what_the_last_one_learned(taken, file):
     assert PROFILE not in before["instances"].values()
 
 
+def killed_early(file: LearnedFile, wall=time.time, config=None) -> None:
+    """A process that stores what it knows before it hears of any instance, as it does right after its start."""
+
+    async def run():
+        bed = TestBed(config or profiled(), name="test")
+        learned = LearnedState(file, bed.gateway, wall)
+        learned.restore()
+        bed.app._gateway = bed.gateway
+        bed.gateway.configure(bed.config)
+        learned.restore_configured()
+        await learned.save()
+        learned.close()
+
+    asyncio.run(run())
+
+
+def test_a_process_that_is_killed_early_leaves_what_it_began_with(taken, file):
+    killed_early(file)
+    killed_early(file)
+    found, _ = known(file)
+    before = taken[1]
+    assert (found["instances"], found["samples"]) == (before["instances"], before["samples"])
+    assert (found["answer"], found["mapped"], found["windows"]) == (
+        before["answer"],
+        before["mapped"],
+        before["windows"],
+    )
+
+
+def test_what_such_a_process_leaves_is_as_old_as_it_was(taken, file):
+    """One that starts again and again would otherwise keep latencies of yesterday."""
+    first = fresh()["instances"]
+    killed_early(file, wall=lambda: time.time() + 0.6 * LATENCY_S)
+    found, _ = known(file, wall=lambda: time.time() + 0.9 * LATENCY_S)
+    assert found["instances"] == taken[1]["instances"] != first
+    found, _ = known(file, wall=lambda: time.time() + 1.1 * LATENCY_S)
+    assert found["instances"] == first
+    killed_early(file, wall=lambda: time.time() + 1.1 * LATENCY_S)
+    assert not json.loads(file.path.read_bytes().partition(b"\n")[2])["unseen"]
+
+
+@pytest.mark.parametrize("wrong", [5, ["u", "m", {}], ["u", "m", {}, "old"], ["u", "m", {}, -1.0]])
+def test_an_unseen_instance_that_cannot_be_read_costs_nothing(file, wrong, caplog):
+    rewritten(file, lambda parts: parts.update(unseen={"e1": wrong}, instances={"e2": parts["instances"]["e2"]}))
+    killed_early(file)
+    assert list(json.loads(file.path.read_bytes().partition(b"\n")[2])["unseen"]) == ["e2"]
+    known(file)
+
+
 def damaged(path, change):
     head, _, body = path.read_bytes().partition(b"\n")
     said = json.loads(head)
