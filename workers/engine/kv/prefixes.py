@@ -278,7 +278,7 @@ class PrefixBorrower:
             tried = False
             raise
         finally:
-            self.traffic.lost += not copy.came
+            self._count(copy)
             copy.ended = True
             if copy.moved is not None and name in self._borrowed:
                 self._borrowed[name] = BorrowedKv(copy.link.peer.id, copy.moved)
@@ -286,6 +286,15 @@ class PrefixBorrower:
             over(tried)
             copy.begun.set()
             self._engine.handle(PrefixEnded(prefix, copy.came))
+
+    def _count(self, copy: _Copy) -> None:
+        """One that came whole counts as such, whatever was missing after its last layer."""
+        if copy.came and copy.moved is not None:
+            self.traffic.borrowed += 1
+            self.traffic.tokens += copy.moved.tokens
+            self.traffic.seconds += copy.moved.seconds
+        else:
+            self.traffic.lost += 1
 
     @contextmanager
     def _beside_others(self, copy: _Copy) -> Iterator[None]:
@@ -374,12 +383,8 @@ class PrefixBorrower:
                 connection.close()
             raise
         link.give_back(connection)
-        seconds = loop.time() - began
-        copy.moved = _moved(copy, connection, seconds)
+        copy.moved = _moved(copy, connection, loop.time() - began)
         link.health.moved(connection.received, copy.moved.moving_s if copy.alone else 0.0)
-        self.traffic.borrowed += 1
-        self.traffic.tokens += seq.tokens - seq.cached
-        self.traffic.seconds += seconds
 
 
 def _moved(copy: _Copy, connection: KvConnection | None, seconds: float, reason: str = "", error: str = "") -> KvMoved:

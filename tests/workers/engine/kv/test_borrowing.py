@@ -67,6 +67,8 @@ async def test_a_prefix_that_came_whole_is_not_lost_with_what_follows_it(sides, 
     assert (mine.cached(PROMPT), mine.lost) == (320, 0)
     moved = mine.stages.prefixes.borrowed(seq).moved
     assert (moved.tokens, moved.layers, moved.reason, moved.error) == (320, LAYERS, "", "")
+    traffic = mine.stages.prefixes.traffic
+    assert (traffic.borrowed, traffic.tokens, traffic.seconds) == (1, 320, moved.seconds)
 
 
 async def test_of_an_ended_copy_only_the_figures_are_kept(sides):
