@@ -140,8 +140,9 @@ def only_elsewhere(entry: Entry, instance: ShadowInstance, cost: Cost, now: floa
 
 
 def token_s(step: DecodeStep, now: float) -> float:
-    """Seconds between two tokens there: one decode step, and what prompts took of the instance's time lately."""
-    return step.seconds / (1.0 - min(MOST_PREFILLING, step.instance.prefilling(now)))
+    """Seconds between two tokens there: one decode step, and what prompts took of the instance's time lately, also
+    those of other gateways and clients."""
+    return step.seconds / (1.0 - min(MOST_PREFILLING, step.instance.prefilling_of_all(now)))
 
 
 def joins_others(entry: Entry, instance: ShadowInstance, lane: Lane, step_s: float, margin: float, now: float) -> bool:

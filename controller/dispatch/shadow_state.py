@@ -175,6 +175,11 @@ class ShadowInstance:
         """The share of its time that went to prefills of ours lately."""
         return self._prefill_work.value(now)
 
+    def prefilling_of_all(self, now: float) -> float:
+        """The same with what the engine counts of others, in prompts like ours."""
+        k, mean_prompt = self.latency.coefficients, self._prefilled[1] / max(1, self._prefilled[0])
+        return self._prefill_work.value(now) + self._others_prefill_rate * (k.prefill_b + k.prefill_c * mean_prompt)
+
     def full_step_s(self) -> float:
         """Eq. 2 with all of this gateway's slots in use by sequences like those that are here."""
         mean = (self.context_tokens + self.waiting_tokens) // max(1, len(self.waiting) + len(self.running))
@@ -187,11 +192,8 @@ class ShadowInstance:
     def _computing(self, now: float) -> float:
         """The share of its time that the engine needs: what it prefilled lately, and one decode step for each TPOT of
         the tightest that it has to keep (eq. 5 leaves prefills the rest)."""
-        k, mean_prompt = self.latency.coefficients, self._prefilled[1] / max(1, self._prefilled[0])
-        others = self._others_prefill_rate * (k.prefill_b + k.prefill_c * mean_prompt)
-        decodes = self.running_count and self.decodes
-        tpot = self.tightest_tpot(TIGHT_SHARE) if decodes else math.inf
-        return self._prefill_work.value(now) + others + self.decode_s() / tpot
+        tpot = self.tightest_tpot(TIGHT_SHARE) if self.running_count and self.decodes else math.inf
+        return self.prefilling_of_all(now) + self.decode_s() / tpot
 
     def tightest_tpot(self, share: float = 0.0) -> float:
         """The `share` quantile (0: the smallest) of the TPOT targets here; infinite when idle.

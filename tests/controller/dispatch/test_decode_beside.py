@@ -6,7 +6,7 @@ import pytest
 
 from controller.core import events as ev
 from controller.core.errors import ConfigError
-from controller.core.types import InstanceSpec
+from controller.core.types import InstanceSpec, Load
 from controller.dispatch import build_dispatcher
 from controller.dispatch.pacing import Backlog
 from tests.controller.dispatch.fleet import SPEED, kinds, request, sends, up
@@ -110,6 +110,18 @@ def test_what_prompts_take_of_an_instances_time_makes_its_tokens_slower():
         dispatcher.handle([ev.FirstToken(f"prompt{index}"), ev.Finished(f"prompt{index}", 1)], now)
     assert arrive(dispatcher, "due", now, **due) == [("due", "a")]
     assert arrive(dispatcher, "other", now + 20.0, **due) == [("other", "b")], "that was long ago"
+
+
+@pytest.mark.parametrize(("tokens_s", "goes"), [(0, "b"), (6_000, "a")])
+def test_prompts_of_others_make_an_instances_tokens_slower_too(tokens_s, goes):
+    """Of another client of the engine, as its counters show: at 6,000 tokens/s they take 0.6 of its time."""
+    due = {**LOOSE, "deadline": FIRST_S + LOOSE["output"] * 3 * STEP}
+    dispatcher, now = crowded(margin=1.5)
+    for second in range(4):
+        seen = Load(now, running=4, prompt_tokens_total=1_000_000 + tokens_s * second)
+        dispatcher.handle([ev.Telemetry("b", seen)], now)
+        now += 1.0
+    assert arrive(dispatcher, "due", now, **due) == [("due", goes)]
 
 
 def test_a_step_has_the_time_that_later_ones_of_its_workflow_can_make_up_for():
