@@ -54,11 +54,13 @@ def die_with_parent(sig: int = signal.SIGTERM) -> Callable[[], None]:
 
 
 class Child:
-    """A running process of `spec`. Callers poll it and never block, so that one thread can watch many."""
+    """A running process of `spec`. Callers poll it and never block, so that one thread can watch many. `log_from`: the
+    size of its log before it printed anything."""
 
     def __init__(self, spec: Spec) -> None:
         self.spec = spec
-        self.started_at = time.time()
+        self.log_from = spec.log.stat().st_size if spec.log.exists() else 0
+        self.started_at, self.began = time.time(), time.monotonic()
         self._filter = _filter(spec) if spec.hidden else None
         with _input(self._filter) if self._filter else open(spec.log, "ab") as log:
             self._process = subprocess.Popen(

@@ -74,12 +74,12 @@ def engine_env(env: Mapping[str, str], options: Mapping[str, object]) -> dict[st
 class StartSteps:
     """The steps of an engine's startup that its log shows, in epoch seconds by step, read as the log grows."""
 
-    def __init__(self, backend: str, log: Path, started_at: float) -> None:
-        self._backend, self._log = backend, log
-        self._read = log.stat().st_size if log.exists() else 0  # what an earlier process of this id printed
+    def __init__(self, backend: str, child: Child) -> None:
+        self._backend, self._log = backend, child.spec.log
+        self._read = child.log_from  # what is before that, an earlier process of this id printed
         self._rest = ""
-        self.reached: dict[str, float] = {PROCESS: started_at}
-        self._began = time.monotonic()
+        self.reached: dict[str, float] = {PROCESS: child.started_at}
+        self._began = child.began
 
     def look(self) -> bool:
         """Whether another step was reached."""
@@ -110,7 +110,7 @@ class EngineProcess:
         self.id, self.child, self.port = engine_id, child, port
         self.health_path = launch.health_path if launch else HEALTH_PATH
         self.headers = launch.headers if launch else {}
-        self.steps = StartSteps(launch.backend, child.spec.log, child.started_at) if launch else None
+        self.steps = StartSteps(launch.backend, child) if launch else None
         self.ready = self.stopping = self.reported_exit = False
         self.watch: HealthWatch | None = None  # once it is ready
         self.failing = ""  # why its health checks fail

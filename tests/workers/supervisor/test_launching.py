@@ -12,8 +12,8 @@ from tests.waiting import until
 from workers.http.fleet_proof import made_key
 from workers.provisioners import ProcessProvisioner
 from workers.supervisor import child, engine_processes
-from workers.supervisor.child import strays
-from workers.supervisor.engine_processes import MARK, EngineFolder
+from workers.supervisor.child import Child, Spec, strays
+from workers.supervisor.engine_processes import MARK, EngineFolder, StartSteps
 from workers.supervisor.launching import launch_from, secret
 from workers.supervisor.log_filter import without
 from workers.supervisor.ports import free_port
@@ -105,6 +105,19 @@ def test_a_template_becomes_a_server_whose_start_is_followed(folder):
         assert f"'{private}'" not in told, "what is Slackline's own is no engine's business"
     ProcessProvisioner(folder.folder).stop("v1", 5.0)
     settle(folder, lambda: state(folder, "v1") is None)
+
+
+def test_what_an_engine_prints_at_once_is_followed_too(tmp_path):
+    """On a busy machine it may print before the supervisor goes on."""
+    log = tmp_path / "engine.log"
+    log.write_text("Application startup complete.\n")
+    said = "print('Loading weights took 0.1 seconds', flush=True)"
+    engine = Child(Spec("v1", (sys.executable, "-c", said), dict(os.environ), log))
+    until(lambda: "weights" in log.read_text())
+    steps = StartSteps("vllm", engine)
+    steps.look()
+    assert list(steps.reached) == ["process", "weights"], "the line before is of an earlier process"
+    until(engine.stopped)
 
 
 def test_a_clock_that_is_set_during_a_start_makes_it_no_longer(folder, monkeypatch):
