@@ -57,7 +57,7 @@ class KvMoved(NamedTuple):
 
     - `tokens` were received, `cached` were already there. `reserved`: blocks were reserved.
     - `seconds`: the whole transfer. `busy_s`: of these, while the engine computed for other requests. `waited_s`: of
-      these, while KV was not computed yet.
+      these, while KV was not computed yet. `span_s`: of these, from the first KV to the end; 0: not told.
     - `bytes`: all that was received. `early_bytes`: of these, sent while the prompt was still being computed.
     - With flow scheduling `flow` is `scheduled`, or why it was not; otherwise it is empty. `held_s`: of `seconds`,
       while the source might not send. `level`: its last one, 1 the most urgent. `promotions`: levels that it rose by.
@@ -80,6 +80,7 @@ class KvMoved(NamedTuple):
     level: int = 0
     flow: str = ""
     error: str = ""
+    span_s: float = 0.0
 
     @property
     def moving_s(self) -> float:

@@ -23,6 +23,7 @@ NEWEST = 0.3  # weight of the newest sample in a mean
 LONGEST_CLOSED_S = 30.0
 PORT_KEEPS = 0.95  # of what earlier transfers showed of a port, for each new one
 PORT_SAMPLES = 8  # transfers until a port's rate is believed
+PAUSES = 0.25  # of the time in which a transfer moved, for as long it may have stood still in between
 INBOUND_LATER = 8  # transfers to the same instance that end before one is looked at
 Pair = tuple[str, str]  # source, target
 
@@ -118,7 +119,9 @@ class _InboundPort:
 
     One sender at a time shows its own port. Counted is the time in which at least two sent: of each transfer the part
     that overlaps with those of other sources, and all that came in that time. Each is looked at once those that began
-    before its end have most likely ended too.
+    before its end have most likely ended too. Nobody tells when one that was held or waited in between moved, so the
+    time from its first KV to its end is left out: with its mean rate at its end a port that many shared before looks
+    as slow as the part that each of them got.
     """
 
     __slots__ = ("_newest", "busy_s", "samples", "tokens")
@@ -128,18 +131,26 @@ class _InboundPort:
         self.samples = 0
         self._newest: deque[_Received] = deque(maxlen=2 * INBOUND_LATER + 1)
 
-    def moved(self, source: str, tokens: int, seconds: float, now: float) -> None:
-        """One from `source` ended. `seconds`: in which it had KV to send and was not held."""
+    def moved(self, source: str, tokens: int, seconds: float, span_s: float, now: float) -> None:
+        """One from `source` ended. `seconds`: in which it had KV to send and was not held, `span_s`: from the first of
+        it to the end, with pauses."""
         if seconds <= 0:
             return
-        self._newest.append(_Received(source, now - seconds, now, tokens / seconds))
+        paused = span_s > (1.0 + PAUSES) * seconds
+        moving_s = min(seconds, span_s)  # what passed before the first KV is no time of the port
+        begin = now - (span_s if paused else moving_s)
+        self._newest.append(_Received(source, begin, now, tokens / moving_s, paused))
         if len(self._newest) <= INBOUND_LATER:
             return
         looked_at = self._newest[-1 - INBOUND_LATER]
-        contended = _merged(each.within(looked_at) for each in self._newest if each.source != looked_at.source)
+        if looked_at.paused:
+            return
+        steady = [each for each in self._newest if not each.paused]
+        together = _merged(each.within(looked_at) for each in steady if each.source != looked_at.source)
+        contended = _without(together, _merged(each.within(looked_at) for each in self._newest if each.paused))
         busy_s = sum(end - begin for begin, end in contended)
         if busy_s > 0:
-            came = sum(each.rate * each.shared_s(contended) for each in self._newest)
+            came = sum(each.rate * each.shared_s(contended) for each in steady)
             self.tokens = PORT_KEEPS * self.tokens + came
             self.busy_s = PORT_KEEPS * self.busy_s + busy_s
             self.samples += 1
@@ -150,12 +161,13 @@ class _InboundPort:
 
 
 class _Received(NamedTuple):
-    """`rate`: tokens a second."""
+    """`rate`: tokens a second while it moved. `paused`: it stood still for a part of the time."""
 
     source: str
     begin: float
     end: float
     rate: float
+    paused: bool
 
     def within(self, other: _Received) -> tuple[float, float]:
         return max(self.begin, other.begin), min(self.end, other.end)
@@ -174,6 +186,20 @@ def _merged(times: Iterable[tuple[float, float]]) -> list[tuple[float, float]]:
             found[-1] = (found[-1][0], max(found[-1][1], end))
         else:
             found.append((begin, end))
+    return found
+
+
+def _without(times: Iterable[tuple[float, float]], gaps: Sequence[tuple[float, float]]) -> list[tuple[float, float]]:
+    """What is left of the times outside the gaps. Both as `_merged` returns them."""
+    found: list[tuple[float, float]] = []
+    for begin, end in times:
+        at = begin
+        for gap_begin, gap_end in gaps:
+            if at < gap_begin < end:
+                found.append((at, gap_begin))
+            at = max(at, gap_end) if gap_begin < end else at
+        if at < end:
+            found.append((at, end))
     return found
 
 
@@ -223,7 +249,8 @@ class LinkBook:
             moving_s = moved.seconds - moved.waited_s
             self._ports.setdefault(pair[0], _Port()).moved(moved.tokens, moving_s, now)
             received_s = max(0.0, moved.moving_s - moved.waited_s)  # a held sender leaves the receiving port idle
-            self._inbound.setdefault(pair[1], _InboundPort()).moved(pair[0], moved.tokens, received_s, now)
+            span_s = min(moved.seconds, moved.span_s) if moved.span_s > 0 else received_s
+            self._inbound.setdefault(pair[1], _InboundPort()).moved(pair[0], moved.tokens, received_s, span_s, now)
         return was_closed
 
     def failed(self, pair: Pair, by: object, now: float) -> None:

@@ -8,7 +8,7 @@ from controller.core.kv_links import KvMoved, LinkState
 from controller.core.pruning import KvPort, OutgoingKv
 from controller.core.types import Role
 from controller.dispatch import build_dispatcher, build_migrator
-from controller.dispatch.disaggregation.link_book import LinkBook, Trial
+from controller.dispatch.disaggregation.link_book import LinkBook, Trial, _without
 from controller.dispatch.lifecycle import State
 from tests.controller.dispatch.disaggregation.decoders import commit, done, of, places, sent, up
 from tests.controller.dispatch.fleet import request
@@ -391,6 +391,77 @@ def test_a_receiving_port_is_idle_while_its_senders_are_held():
         book.moved(("a", "d"), sent._replace(seconds=5.0, held_s=4.0), 10.0 * number)
         book.moved(("b", "d"), sent, 10.0 * number)
     assert book.inbound_s_a_token("d") == pytest.approx(0.001, rel=0.05)
+
+
+def test_what_passes_before_the_first_kv_is_no_time_of_the_receiving_port():
+    """Of the three seconds, each waits two for its source to answer, without being held."""
+    book = LinkBook(3, 2.0)
+    sent = MOVED._replace(tokens=500, seconds=3.0, span_s=1.0)
+    for number in range(20):
+        for source in ("a", "b"):
+            book.moved((source, "d"), sent, 10.0 * number)
+    assert book.inbound_s_a_token("d") == pytest.approx(0.001)
+
+
+def ends_of(transfers):
+    """When each ends, the first to end first. A transfer: tokens, seconds for which it is then held, tokens after that.
+    Those that move at the same time share a port of 1,000 tokens/s."""
+    moving, held, resumed, ends, at = {each: float(it[0]) for each, it in enumerate(transfers)}, {}, set(), {}, 0.0
+    while moving or held:
+        share = 1_000.0 / max(1, len(moving))
+        until = min([*(at + left / share for left in moving.values()), *held.values()])
+        moving = {each: left - share * (until - at) for each, left in moving.items()}
+        at = until
+        for each in [each for each, left in moving.items() if left < 1e-6]:
+            del moving[each]
+            if transfers[each][1] and each not in resumed:
+                held[each] = at + transfers[each][1]
+            else:
+                ends[each] = at
+        for each in [each for each, when in held.items() if when <= at]:
+            del held[each]
+            resumed.add(each)
+            moving[each] = float(transfers[each][2])
+    return ends
+
+
+def shared_port(rounds, told=True):
+    """What is learned of such a port, of a round of transfers each 20 s. `told`: engines say how long it was from the
+    first KV to the end."""
+    book = LinkBook(3, 2.0)
+    for number, transfers in enumerate(rounds):
+        for each, end in ends_of(transfers).items():
+            first, held_s, rest = transfers[each]
+            moved = MOVED._replace(tokens=first + rest, seconds=end, held_s=held_s, span_s=end if told else 0.0)
+            book.moved((f"p{each}", "d"), moved, 20.0 * number + end)
+    return book.inbound_s_a_token("d")
+
+
+STEADY = [(250, 0.0, 0)] * 6
+HELD = [(200, 5.0, 50)] * 2 + [(250, 0.0, 0)] * 4
+
+
+def test_a_transfer_that_is_held_half_way_does_not_make_a_port_look_slow():
+    """Each gets a sixth of the port, and two of them are held with their last tokens to come. If they are taken to have
+    moved in their last second, the other four have the port for themselves while each gets a sixth of it."""
+    assert shared_port([STEADY] * 12) == pytest.approx(0.001, rel=0.05)
+    assert shared_port([HELD, STEADY] * 12, told=False) > 0.0011, "engines of an earlier release"
+    assert shared_port([HELD, STEADY] * 12) == pytest.approx(0.001, rel=0.05)
+    assert shared_port([HELD] * 24) is None, "nobody knows which of them shared it"
+
+
+@pytest.mark.parametrize(
+    ("gaps", "left"),
+    [
+        ([], [(1.0, 2.0), (4.0, 6.0)]),
+        ([(0.0, 1.5)], [(1.5, 2.0), (4.0, 6.0)]),
+        ([(1.2, 1.4), (1.8, 5.0)], [(1.0, 1.2), (1.4, 1.8), (5.0, 6.0)]),
+        ([(2.5, 3.0), (6.0, 7.0)], [(1.0, 2.0), (4.0, 6.0)]),
+        ([(0.0, 9.0)], []),
+    ],
+)
+def test_times_without_gaps(gaps, left):
+    assert _without([(1.0, 2.0), (4.0, 6.0)], gaps) == left
 
 
 def test_one_sender_at_a_time_does_not_show_how_much_a_port_receives():

@@ -245,12 +245,14 @@ async def test_layers_go_as_the_running_step_passes_them():
     assert await settled(source, server) == 0
     source.passed = 1
     assert await settled(source, server) == 64 * 64, "the first layer, of all tokens: those of earlier steps too"
+    await asyncio.sleep(0.3)
     source.passed = 3
     assert await settled(source, server) == 3 * 64 * 64
     assert not pulling.done()
     source.end()
     moved, first_token = await pulling
     assert (first_token, moved.bytes, moved.early_bytes) == (9, 4 * 64 * 64, 3 * 64 * 64)
+    assert 0.3 < moved.span_s < moved.seconds, "with the pause after the first layer"
     await until_on_loop(lambda: taken == [source.seq])
     links.close()
     server.close()
