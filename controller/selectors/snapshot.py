@@ -7,6 +7,7 @@ from typing import Any
 
 from django.conf import settings
 from django.db.models import BooleanField, Exists, ExpressionWrapper, OuterRef, Q
+from django.db.models.functions import Now
 
 from controller.core.snapshot import (
     ClassConfig,
@@ -36,6 +37,7 @@ from controller.models import (
 from controller.models.fleet import Weights
 from controller.policies.batching import BATCHINGS, selects
 from controller.policies.by_stage import batching_of
+from controller.postgres.clock import ahead_of_host
 from controller.selectors.fleet.latency_fits import Fits, active_fits
 from controller.selectors.fleet.scaling import cold_starts_s, models_on_demand
 
@@ -50,6 +52,7 @@ def gateway_snapshot() -> GatewaySnapshot:
     read first, so that a change in the meantime makes the next poll read again."""
     version = config_version()
     rows = _instances()
+    ahead_s = ahead_of_host(rows[0].asked_at) if rows else 0.0
     instances = [row for row in rows if row.now_serves]
     fits = active_fits()
     settings_row = FlowSettings.objects.first()
@@ -62,7 +65,7 @@ def gateway_snapshot() -> GatewaySnapshot:
         models=tuple(_model(row) for row in ServedModel.objects.all()),
         instances=tuple(_instance(row, fits) for row in instances),
         draining=tuple(row.id for row in instances if _drains(row)),
-        coming=tuple(_coming([row for row in rows if row.switches_role or not row.now_serves])),
+        coming=tuple(_coming([row for row in rows if row.switches_role or not row.now_serves], ahead_s)),
         on_demand=tuple(models_on_demand()),
         telemetry_period_s=settings.TELEMETRY_PERIOD_S,
         pruning=settings_row is not None and settings_row.drop_budget > 0,
@@ -81,6 +84,7 @@ def _instances() -> list[Any]:
         Instance.objects.filter(serves | _on_its_way())
         .select_related("model")
         .annotate(now_serves=ExpressionWrapper(serves, BooleanField()), switches_role=Exists(orders) & serves)
+        .annotate(asked_at=Now())
     )
 
 
@@ -92,12 +96,13 @@ def _on_its_way() -> Q:
     return wanted & ((starts & Q(weights__in=[Weights.PRESENT, Weights.LOADING])) | wakes)
 
 
-def _coming(rows: Sequence[Any]) -> Iterator[ComingConfig]:
-    """One query if one of them may be predicted."""
+def _coming(rows: Sequence[Any], ahead_s: float) -> Iterator[ComingConfig]:
+    """One query if one of them may be predicted. Starts are stored by PostgreSQL's clock, which is so much ahead of
+    this host's, and told by this host's."""
     took = cold_starts_s(row for row in rows if _predictable(row))
     for row in rows:
         took_s = took.get((row.model_id, row.template_id)) if _predictable(row) else None
-        serves_at = 0.0 if took_s is None else _began(row) + took_s
+        serves_at = 0.0 if took_s is None else _began(row) + took_s - ahead_s
         yield ComingConfig(row.pk, row.model.name, start_after(row.spec) or 0.0, serves_at)
 
 

@@ -14,6 +14,7 @@ from typing import Any, NamedTuple
 
 from django.db import transaction
 from django.db.models import Max
+from django.db.models.functions import Now
 from django.utils import timezone
 
 from controller.engine import placement
@@ -21,6 +22,7 @@ from controller.engine.process_spec import SAYABLE, start_after, start_refused, 
 from controller.engine.runtime_env import RUNTIME_ENV
 from controller.models import Action, Decision, Instance, InstanceInterval, LaunchTemplate, ScalingPolicy
 from controller.models.fleet import Weights
+from controller.postgres.clock import ahead_of_host
 from controller.scale.capacity_plan import NO_DEVICE
 from controller.scale.lifecycle import (
     START_TIMEOUT_S,
@@ -258,11 +260,14 @@ def instances_seen(*, ids: Iterable[str]) -> int:
 
 
 def start_steps_seen(*, seen: Mapping[str, Mapping[str, float]]) -> None:
-    """Store when engines reached the steps of their start, in epoch seconds of this host's clock, by instance. What a
-    launcher elsewhere tells as an age is a little earlier or later at each look; only what differs by more counts."""
-    known = dict(Instance.objects.filter(pk__in=list(seen)).values_list("pk", "start_steps"))
-    for id, steps in known.items():
-        now = dict(seen[id])
+    """Store when engines reached the steps of their start, by instance. `seen`: in epoch seconds of this host's clock;
+    stored in those of PostgreSQL's, since gateways may run on other hosts. What a launcher elsewhere tells as an age is
+    a little earlier or later at each look; only what differs by more counts."""
+    rows = Instance.objects.filter(pk__in=list(seen)).annotate(asked_at=Now())
+    known = list(rows.values_list("pk", "start_steps", "asked_at"))
+    ahead_s = ahead_of_host(known[0][2]) if known else 0.0
+    for id, steps, _ in known:
+        now = {name: at + ahead_s for name, at in seen[id].items()}
         same = steps.keys() == now.keys() and all(abs(now[name] - at) <= SAME_STEP_S for name, at in steps.items())
         if not same:
             Instance.objects.filter(pk=id).update(start_steps=now, updated_at=timezone.now())

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import time
 from dataclasses import asdict
 from datetime import timedelta
 from typing import Any
@@ -17,6 +18,7 @@ from controller.models import ConfigVersion, Instance, LaunchTemplate, ScalingPo
 from controller.selectors.snapshot import config_version, gateway_snapshot
 from controller.services.actors import SYSTEM
 from controller.services.fleet.launch_templates import launch_template_pause, launch_template_resume
+from controller.services.fleet.lifecycle import start_steps_seen
 from controller.services.fleet.scaling_policies import (
     scaling_policy_create,
     scaling_policy_remove,
@@ -148,6 +150,22 @@ def test_it_says_when_a_start_from_a_template_is_likely_to_end(django_assert_num
         found = {each.id: each.serves_at for each in gateway_snapshot().coming}
     known = {"began": 530.0, "ordered": created + 30.0, "later": 4e9 + 30.0, "slower": 560.0}
     assert found == {**known, "again": 0.0, "plain": 0.0, "new": 0.0}
+
+
+@pytest.mark.parametrize(("worker_s", "gateway_s"), [(5.0, 0.0), (0.0, -5.0), (-3600.0, 5.0)])
+def test_clocks_of_a_worker_and_a_gateway_may_differ(monkeypatch, worker_s, gateway_s):
+    """How long an engine has been starting is counted on one clock."""
+    template = LaunchTemplate.objects.create(name="t", backend="vllm", command=["vllm"])
+    model = factories.served_model(name="m")
+    factories.instance(model, id="before", template=template, start_steps={"process": 100.0, "ready": 130.0})
+    starting = {"observed_state": Instance.Observed.STARTING, "template": template, "backend": template.backend}
+    factories.instance(model, id="one", **starting)
+    true = time.time
+    monkeypatch.setattr("controller.postgres.clock.time.time", lambda: true() + worker_s)
+    start_steps_seen(seen={"one": {"process": true() + worker_s - 10.0}})
+    monkeypatch.setattr("controller.postgres.clock.time.time", lambda: true() + gateway_s)
+    (found,) = gateway_snapshot().coming
+    assert found.serves_at - (true() + gateway_s) == pytest.approx(20.0, abs=1.0)
 
 
 def scaled(name: str, *, policy: dict[str, Any] | None = None, **fields: Any) -> None:
