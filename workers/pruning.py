@@ -111,12 +111,17 @@ def report_of(value: bytes) -> QueueReport | None:
 
 
 def publish_orders(
-    scavengers: Mapping[str, PruneReason], now: float, waiting: int, batches: int, known: Sequence[str]
+    scavengers: Mapping[str, PruneReason],
+    now: float,
+    waiting: int,
+    batches: int,
+    known: Sequence[str],
+    order: Sequence[str] = (),
 ) -> Dialogue[PruningOrders]:
     """Count the orders and send them to all gateways. The count is Redis' own, so that a restarted coordinator's orders
     follow on those before it."""
     sequence = int((yield ("INCR", PRUNING_SEQUENCE_KEY)))
-    orders = PruningOrders(sequence, now, now + VALID_S, scavengers, waiting, batches, known)
+    orders = PruningOrders(sequence, now, now + VALID_S, scavengers, waiting, batches, known, order)
     message = orjson.dumps(orders_to_json(orders))
     yield ("SET", PRUNING_ORDERS_KEY, message, "PX", int(VALID_S * 1000))
     yield ("PUBLISH", PRUNING_CHANNEL, message)

@@ -135,7 +135,8 @@ class PruneReason(NamedTuple):
 class PruningOrders(NamedTuple):
     """What gateways enforce until `expires_at`. A higher `sequence` replaces a lower one.
 
-    `waiting` and `batches`: how many the coordinator ordered. `gateways`: whose queues it knew.
+    `waiting` and `batches`: how many the coordinator ordered. `gateways`: whose queues it knew. `order`: requests that
+    are at a prefill instance, those first whose transfers transfer daemons let go first where nothing else decides.
     """
 
     sequence: int
@@ -145,6 +146,7 @@ class PruningOrders(NamedTuple):
     waiting: int = 0
     batches: int = 0
     gateways: Sequence[str] = ()
+    order: Sequence[str] = ()
 
 
 class OrdersInForce:
@@ -287,5 +289,12 @@ def orders_from_json(raw: Mapping[str, Any]) -> PruningOrders:
         reasons_from_json(raw["scavengers"]),
         _checked(raw["waiting"], _COUNT),
         _checked(raw["batches"], _COUNT),
-        [_checked(name, _TEXT) for name in raw["gateways"]],
+        _texts(raw["gateways"]),
+        _texts(raw.get("order", [])),  # coordinators of an older release send none
     )
+
+
+def _texts(raw: Any) -> list[str]:
+    if not isinstance(raw, list | tuple):
+        raise TypeError(f"{type(raw).__name__} is no list")
+    return [_checked(name, _TEXT) for name in raw]

@@ -40,6 +40,7 @@ from controller.flow.feasibility import RankedBatches, prune
 
 LINK = "link"
 PERIODS = 3  # how old a report may be
+MOST_ORDERED = 1_000  # requests whose order is sent
 LEAST_GATEWAYS = 2  # at which requests for a model wait, to prune for computing
 
 
@@ -67,12 +68,14 @@ class CoordinatorConfig:
 
 
 class Coordinated(NamedTuple):
-    """`scavengers`: requests to serve last. `waiting`, `batches`: how many were ordered. `gateways`: whose."""
+    """`scavengers`: requests to serve last. `waiting`, `batches`: how many were ordered. `gateways`: whose. `order`: of
+    other requests that are at a prefill instance, the first to send first; at most `MOST_ORDERED`."""
 
     scavengers: Mapping[str, PruneReason]
     waiting: int
     batches: int
     gateways: Sequence[str]
+    order: Sequence[str] = ()
 
 
 class Coordinator:
@@ -116,7 +119,9 @@ class Coordinator:
             if each.computing:
                 scavengers |= self._prune_for_computing(each, scavengers.keys(), now)
         batches = sum(len(each.ends) for each in shares)
-        return Coordinated(scavengers, waiting, batches, sorted(each.gateway for each in fresh))
+        gateways = sorted(each.gateway for each in fresh)
+        order = _order(shares, scavengers.keys()) if sent is not None else ()
+        return Coordinated(scavengers, waiting, batches, gateways, order)
 
     def _ends(self, rows: Sequence[WaitingPrefill]) -> list[int]:
         """Successive prompts that fit into one step are a batch: how many rows there are up to the end of each. A
@@ -215,6 +220,13 @@ class _Link(NamedTuple):
             return self
         kept = ((batch, [each for each in batch.requests if each.id not in pruned]) for batch in self.batches)
         return self._replace(batches=[replace(batch, requests=requests) for batch, requests in kept if requests])
+
+
+def _order(shares: Iterable[_Share], pruned: Collection[str]) -> list[str]:
+    """By RED, which is the deadline itself of a request whose KV is a batch of its own."""
+    rows = itertools.chain.from_iterable(share.unit.port.outgoing for share in shares if share.unit.port)
+    due = sorted((row.due, row.id) for row in rows if row.id not in pruned)
+    return [name for _, name in due[:MOST_ORDERED]]
 
 
 def _links(

@@ -100,7 +100,8 @@ class BatchComputed(NamedTuple):
 class OrderSent(NamedTuple):
     """The coordinator's order between batches. One with a `sequence` that is not larger than that in force is ignored.
 
-    `scavengers`: requests that were pruned. `expires_at`: from then on the order counts no more.
+    `order`: of batches, or of requests each of which is a batch to the coordinator. `scavengers`: requests that were
+    pruned. `expires_at`: from then on the order counts no more.
     """
 
     sequence: int
@@ -499,7 +500,9 @@ class FlowScheduler:
         return 0 if layer is None else layer  # of an unknown batch: as if it began now
 
     def batch_rank(self, flow: MsFlow) -> float:
-        return self._ranks.get(flow.batch, LATE_RANK)
+        if not self._ranks or flow.batch in self._ranks:
+            return self._ranks.get(flow.batch, LATE_RANK)
+        return min((self._ranks.get(request, LATE_RANK) for request in flow.requests), default=LATE_RANK)
 
 
 def _load_before(seen: PortSeen, band: float) -> float:

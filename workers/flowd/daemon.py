@@ -132,11 +132,13 @@ class FlowDaemon:
             self._say_policy(writer)
 
     def obey(self, orders: PruningOrders, left_s: float) -> None:
-        """Send transfers of the requests that these orders prune after all others, for `left_s` seconds from now."""
+        """Send transfers of the requests that these orders prune after all others, and those of equal urgency in their
+        order, for `left_s` seconds from now."""
         now = self._now()
         self._orders.end_if_over(now)
         if self._orders.admit(orders.sequence, now + left_s, now):
-            self._order = OrderSent(orders.sequence, (), frozenset(orders.scavengers), now + left_s)
+            scavengers = frozenset(orders.scavengers)
+            self._order = OrderSent(orders.sequence, orders.order, scavengers, now + left_s)
             for gate in self._gates():
                 gate.obey(self._order)
             self._soon()

@@ -109,7 +109,7 @@ def decide(coordinator: Coordinator) -> Coordinated:
     ports = any(unit.port for report in reports for queue in report.queues for unit in queue.units)
     found = coordinator.decide(reports, now, live.run(read_open_kv()) if ports else None)
     if found.scavengers or _untold.in_force:
-        live.run(publish_orders(found.scavengers, now, found.waiting, found.batches, found.gateways))
+        live.run(publish_orders(found.scavengers, now, found.waiting, found.batches, found.gateways, found.order))
     _untold.take(found, {name for report in reports for name in report.ids()})
     return found
 

@@ -194,5 +194,11 @@ def test_bad_settings_name_their_field(changes, field):
 def test_messages_come_back_as_they_were():
     sent = report("a", waiting("x", 1.0, 1.0))
     assert report_from_json(report_to_json(sent)) == sent
-    orders = PruningOrders(3, NOW, NOW + 3, {"x": PruneReason("w0", 1.0, 2.0)}, 1, 1, ["a"])
-    assert orders_from_json(orders_to_json(orders)) == orders
+    orders = PruningOrders(3, NOW, NOW + 3, {"x": PruneReason("w0", 1.0, 2.0)}, 1, 1, ["a"], ["y", "z"])
+    raw = orders_to_json(orders)
+    assert orders_from_json(raw) == orders
+    del raw["order"]
+    assert orders_from_json(raw).order == [], "of a coordinator of an older release"
+    for wrong in ("yz", [1], {"y": 1}):
+        with pytest.raises((TypeError, ValueError)):
+            orders_from_json({**raw, "order": wrong})

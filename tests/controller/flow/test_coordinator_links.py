@@ -55,7 +55,20 @@ def test_of_kv_that_has_to_leave_the_heaviest_goes_last_so_that_the_others_are_i
 
 def test_without_daemons_that_order_transfers_links_are_not_counted():
     found = Coordinator(CoordinatorConfig(1.0)).decide([report(SHORT, LONG, LAST)], NOW)
-    assert (found.scavengers, found.waiting) == ({}, 0)
+    assert (found.scavengers, found.waiting, found.order) == ({}, 0, ())
+
+
+def test_what_is_not_pruned_is_ordered_by_its_deadline(monkeypatch):
+    """Also what no daemon speaks of yet, as a request whose prefix is fetched."""
+    reports = [report(LAST, LONG), report(SHORT, gateway="b", unit="q")]
+    sent = {"last": OpenKv("host", 1.0), "long": OpenKv("host", 1.0)}
+    made = Coordinator(CoordinatorConfig(1.0))
+    assert made.decide(reports, NOW, sent).order == ["short", "long", "last"]
+    late = [report(SHORT, LONG, LAST)]
+    sent["short"] = OpenKv("host", 1.0)
+    assert made.decide(late, NOW, sent).order == ["short", "last"], "without what is pruned"
+    monkeypatch.setattr(coordinator, "MOST_ORDERED", 1)
+    assert made.decide(late, NOW, sent).order == ["short"]
 
 
 def test_kv_that_has_gone_for_the_most_part_is_not_counted_whole():
@@ -230,7 +243,7 @@ def test_fields_of_a_later_release_are_left_out():
     raw = report_to_json(without_port)
     raw[2][0][2][0] += [None, "new"]
     assert report_from_json(raw) == without_port
-    orders = PruningOrders(3, NOW, NOW + 3, {"short": PruneReason("p", 1.0, 2.0)}, 1, 1, ["a"])
+    orders = PruningOrders(3, NOW, NOW + 3, {"short": PruneReason("p", 1.0, 2.0)}, 1, 1, ["a"], ["last"])
     raw = {**orders_to_json(orders), "new": 1}
     raw["scavengers"]["short"].append("new")
     assert orders_from_json(raw) == orders

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import math
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 
 import orjson
@@ -46,10 +46,10 @@ async def listeners(redis: LiveState, channel: bytes) -> int:
     return int((await redis._redis.pubsub_numsub(channel))[0][1])
 
 
-async def ordered(redis: LiveState, *pruned: str, left_s: float = VALID_S) -> int:
+async def ordered(redis: LiveState, *pruned: str, left_s: float = VALID_S, order: Sequence[str] = ()) -> int:
     """The coordinator's next orders, of which so much time is left. Returns their sequence."""
     made_at = await redis.server_time() - VALID_S + left_s
-    orders = await redis.run(publish_orders(dict.fromkeys(pruned, WHY), made_at, 2, 1, ["a", "b"]))
+    orders = await redis.run(publish_orders(dict.fromkeys(pruned, WHY), made_at, 2, 1, ["a", "b"], order))
     return orders.sequence
 
 
@@ -87,6 +87,20 @@ async def test_a_pruned_requests_transfer_goes_last_until_the_orders_expire(path
         assert [(each["id"], each["level"]) for each in daemon.status()["flows"]][1] == ("urgent", 8)
         await until_on_loop(lambda: going(daemon) == ["urgent"])
         assert taken(daemon) == {"taken": 1, "expired": 1}
+
+
+async def test_fetches_that_are_equally_urgent_go_by_the_order_until_it_expires(path, redis):
+    """Of two prefixes that prompts wait for."""
+    async with obeying(path, redis) as daemon:
+        raw = await Raw.open(path)
+        for name, request in (("one", "r1"), ("two", "r2")):
+            fetch = submitted(id=name, requests=[request], stage=1, size_bytes=300 * MB, unit=f"u{name}", batch=name)
+            assert (await raw.asked(**fetch))["event"] == "permit"
+        await until_on_loop(lambda: going(daemon) == ["one", "two"])
+        await ordered(redis, "r3", left_s=1.5, order=["r2", "r1"])
+        await until_on_loop(lambda: going(daemon) == ["two"])
+        await until_on_loop(lambda: going(daemon) == ["one", "two"])
+        raw.writer.close()
 
 
 async def test_it_comes_back_when_the_next_orders_do_not_name_it(path, redis):
