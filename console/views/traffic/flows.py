@@ -110,8 +110,9 @@ def flows_live(request: HttpRequest, page: int) -> JsonResponse:
 def _context(page: int) -> dict[str, Any]:
     """`page`: of the transfers, from 1; one beyond the last is the last."""
     reported, now = POLLED.get(_read), time.time()
-    rows = [_row(host, flow) for host in reported.hosts for flow in host["flows"]]
-    rows.sort(key=lambda row: (bool(row["flow"]["end"]), row["flow"]["ended_s"]))  # those in progress first
+    rows = [_row(host, flow, now) for host in reported.hosts for flow in host["flows"]]
+    # Those in progress first.
+    rows.sort(key=lambda row: (bool(row["flow"]["end"]), row["stale"], row["flow"]["ended_s"]))
     stored = catalogue.flow_settings().first()
     off = stored.flow_policy == OFF if stored else all(host["policy"] == OFF for host in reported.hosts)
     return {
@@ -150,10 +151,12 @@ def _host(host: HostFlows, stored: str | None, now: float) -> dict[str, Any]:
     }
 
 
-def _row(host: HostFlows, flow: HostFlow) -> dict[str, Any]:
+def _row(host: HostFlows, flow: HostFlow, now: float) -> dict[str, Any]:
+    """`stale`: the daemon has not said what has become of it since."""
     due_s = flow["due_in_s"]
     return {
         "flow": flow,
+        "stale": not flow["end"] and now - host["at"] > SILENT_S,
         "host": host["host"],
         "what": stage_in_words(flow["stage"]),
         "port": port_in_words(flow["port"]),

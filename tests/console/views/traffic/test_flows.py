@@ -96,9 +96,25 @@ def test_a_silent_daemon_is_marked_and_another_is_not(viewer, on):
     assert viewer.get("/flows/live/1/").json()["reason"] == "No transfer daemon is reporting"
 
 
+def test_what_a_silent_daemon_scheduled_is_not_shown_as_going_on(viewer, on):
+    """The report may be an hour old. What had ended by then has ended."""
+    sent = flow(2, end="ended", ended_s=3.0)
+    on.host_flows = [host(host="gone", at=time.time() - 60, flows=[flow(1, go=True), sent]), host(flows=[flow(3)])]
+    rows = shown(viewer).split('<tr data-key="gone/f1">')
+    assert len(rows) == 2
+    row = rows[1].split("</tr>")[0]
+    assert ">unknown</span>" in row
+    assert "sending at the last report" in row
+    assert "in 250 ms" not in row
+    assert 'data-key="node-1/f3"' in rows[0], "what goes on comes first"
+    assert "sent</span>" in rows[1]
+
+
 def test_without_redis_nothing_is_known(viewer, on):
     on.away = True
-    assert "Redis is unavailable, so no report" in shown(viewer)
+    text = shown(viewer)
+    assert "Redis is unavailable, so no report" in text
+    assert "No transfers" not in text
     part = viewer.get("/flows/live/1/").json()
     assert (part["age_s"], part["reason"]) == (None, "Redis is unavailable")
 
