@@ -36,6 +36,7 @@ from controller.flow.gate import GATED, OFF
 FIRST_SEED = 1
 DISTURBED_MS = 50.0  # of the 99th percentile of timers: the machine was too busy for the run to say anything
 POLICIES = (OFF, *GATED)
+PACED = ("karuna",)  # a daemon does not pace, so these are simulated alone
 QUICK_POLICIES = (OFF, "mfs")
 APART = "apart"  # `off`, with links of their own for exchanges
 GOALS = {"attainment": 1.2, "cct": 0.75, "cost_pct": 2.0, "simulator_pct": 10.0, "ttft": 1.5, "contended_cct": 1.8}
@@ -119,7 +120,8 @@ def only_simulated(load: PrefillLoad, policies: Sequence[str], seeds: Sequence[i
     """Means over seeds by policy, with the daemons' gates and with links that are shared to the byte."""
     found: dict[str, Any] = {}
     for sharing, gates in (("gates", True), ("to_the_byte", False)):
-        by_policy = {name: [simulated(load, name, seed, gates) for seed in seeds] for name in policies}
+        names = [name for name in policies if not (gates and name in PACED)]
+        by_policy = {name: [simulated(load, name, seed, gates) for seed in seeds] for name in names}
         found[sharing] = _means(by_policy)
     return found
 
@@ -159,11 +161,14 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--mean", type=float, default=defaults.mean, help="tokens of a prompt (%(default)s)")
     parser.add_argument("--counted", type=int, help="requests of a run (default: 40, QUICK=1 16)")
     parser.add_argument("--seeds", type=int, help="default: 3, QUICK=1 1")
-    parser.add_argument("--policies", nargs="+", choices=POLICIES, help="off and mfs always (default: all)")
+    parser.add_argument("--policies", nargs="+", choices=(*POLICIES, *PACED),
+                        help="off and mfs always (default: all); karuna with --simulated only")  # fmt: skip
     parser.add_argument("--pairs", type=int, help="single transfers with and without daemon (default: 60, QUICK=1 20)")
     parser.add_argument("--tries", type=int, default=2, help="runs until one on a machine that keeps up (%(default)s)")
     parser.add_argument("--simulated", action="store_true", help="only the simulation, which needs no hosts")
     args = parser.parse_args()
+    if not args.simulated and not set(PACED).isdisjoint(args.policies or ()):
+        parser.error("--policies: karuna gives flows a rate, which no daemon does; it needs --simulated")
     quick = os.environ.get("QUICK", "") not in ("", "0")
     args.counted = args.counted or (16 if quick else defaults.counted)
     args.seeds = args.seeds or (1 if quick else 3)

@@ -68,6 +68,19 @@ def test_the_simulation_alone_needs_no_hosts(monkeypatch, capsys):
     assert told["gates"]["shortest_first"] != told["to_the_byte"]["shortest_first"]
 
 
+def test_a_policy_that_paces_is_simulated_where_links_are_shared_to_the_byte(monkeypatch, capsys):
+    wanted = ["--ranks", "2", "--counted", "6", "--seeds", "1", "--policies", "karuna"]
+    monkeypatch.setattr("sys.argv", ["bench_testbed", "--simulated", *wanted])
+    bench_testbed.main()
+    told = json.loads(capsys.readouterr().out.splitlines()[-1])["simulated"]
+    assert set(told["gates"]) == {"off", "mfs"}
+    assert set(told["to_the_byte"]) == {"off", "mfs", "karuna"}
+    monkeypatch.setattr("sys.argv", ["bench_testbed", *wanted])
+    with pytest.raises(SystemExit):
+        bench_testbed.main()
+    assert "karuna" in capsys.readouterr().err
+
+
 def test_where_no_testbed_can_be_made_it_says_why(monkeypatch, capsys):
     monkeypatch.setattr(bench_testbed, "hosts_missing", lambda: "tc missing")
     monkeypatch.setattr("sys.argv", ["bench_testbed"])
