@@ -59,6 +59,7 @@ from benchmarks.servers.engines import (
 )
 from benchmarks.servers.stack import ClassSpec, Stack, StackFleet
 from benchmarks.stories import promoted
+from controller.flow.gate import OFF
 from workers.backends.vllm import REMOTE_DECODE
 from workers.supervisor.ports import free_port
 from workers.vllm_plugin.hints import PluginHints, hint_fields
@@ -66,7 +67,7 @@ from workers.vllm_plugin.hints import PluginHints, hint_fields
 POLICY = "slackline"
 FIRST_SEED, WITNESSES, WITNESS_TOKENS = 700, 8, 12
 METRIC = re.compile(r"(?m)^slackline[_:](kv_\w+?)(?:_total)?(?:\{[^}]*\})? ([0-9.e+]+)$")
-MODES = {"off": "", "on": "mfs"}
+MODES = {"off": "", "on": "mfs"}  # flow policies, unless `--off-policy` says otherwise
 FOUND_S = 3.0  # until a server has found its daemon, or noticed that it is gone
 TOLD_S = 2.5  # until records are stored, and the daemon has reported what ended
 VLLM_ROLES = ("prefill", "decode")
@@ -169,12 +170,12 @@ async def answers(url: str, api_key: str = "", model: str = MODEL) -> list[str]:
 # ---- alone on the link ----------------------------------------------------------------------------------------------
 
 
-def uncontended(pairs: int, gbit: float, host: SecondHost) -> dict[str, list[float]]:
+def uncontended(pairs: int, gbit: float, host: SecondHost, modes: Mapping[str, str] = MODES) -> dict[str, list[float]]:
     """Seconds to the first token of single requests by mode, one after the other and in turn. The prompt of a pair is
     the same in both modes, and neither mode always goes first."""
     with contextlib.ExitStack() as stack:
         urls = {}
-        for mode, policy in MODES.items():
+        for mode, policy in modes.items():
             folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="gating-", dir="/tmp")))
             engines = stack.enter_context(fleet_of(folder, policy, gbit, host))
             urls[mode] = (engines[0].url, engines[-1].url)
@@ -259,7 +260,7 @@ def _vllm_mode(args: argparse.Namespace, mode: str, seeds: Sequence[int], bench:
     urls, dropped = stack.fleet.urls, bench.dropped
     note(f"vllm {mode} ...")
     reported_to = stack.environment["REDIS_URL"]
-    with daemon(folder, MODES[mode], args.gbit, reported_to), stack.gateway(POLICY) as gateway:
+    with daemon(folder, policies(args)[mode], args.gbit, reported_to), stack.gateway(POLICY) as gateway:
         time.sleep(FOUND_S)
         before = totals(urls)
         for seed in seeds:
@@ -272,7 +273,7 @@ def _vllm_mode(args: argparse.Namespace, mode: str, seeds: Sequence[int], bench:
             scores.append(bench.undisturbed(once))
         moved = {name: value - before[name] for name, value in totals(urls).items()}
         time.sleep(TOLD_S)
-        story = promoted.story_of_run(stack.environment) if MODES[mode] else ()
+        story = promoted.story_of_run(stack.environment) if mode == "on" else ()
         texts = asyncio.run(answers(gateway.url, stack.api_key, MODEL_NAME))
     note(f"    {[(round(each.attainment, 3), dict(each.by_class)) for each in scores]}")
     alone = asyncio.run(answers(urls[0], model=MODEL_NAME))
@@ -283,7 +284,7 @@ def _vllm_uncontended(args: argparse.Namespace, urls: Sequence[str], folder: Pat
     """In four blocks, so that what drifts falls on both modes."""
     took: dict[str, list[float]] = {mode: [] for mode in MODES}
     for mode in ("off", "on", "on", "off"):
-        with daemon(folder, MODES[mode], args.gbit):
+        with daemon(folder, policies(args)[mode], args.gbit):
             time.sleep(FOUND_S)
             took[mode] += asyncio.run(_vllm_singles(urls, max(1, args.pairs // 2)))
     return took
@@ -293,6 +294,11 @@ async def _vllm_singles(urls: Sequence[str], count: int) -> list[float]:
     async with aiohttp.ClientSession() as session:
         found = [await _first_token(session, urls[0], urls[1], number, MODEL_NAME) for number in range(count + 1)]
         return found[1:]  # the first one makes connections
+
+
+def policies(args: argparse.Namespace) -> dict[str, str]:
+    """The flow policy of each mode, "" for no daemon."""
+    return {**MODES, "off": args.off_policy}
 
 
 # ---- the result -----------------------------------------------------------------------------------------------------
@@ -322,7 +328,7 @@ def table(found: Mapping[str, Any]) -> str:
     lines = [
         f"{'FLOW_POLICY':12} {'attained':>9} {'questions':>10} {'documents':>10} {'TTFT p50 s':>22} {'KV moved':>10}"
     ]
-    for mode, policy in MODES.items():
+    for mode, policy in found.get("policies", MODES).items():
         for each in found["runs"][mode]:
             first = " ".join(f"{name} {seconds:.3f}" for name, seconds in each["ttft_p50_s"].items())
             lines.append(
@@ -348,14 +354,14 @@ def measured(kind: str, given: argparse.Namespace, *, quick: bool) -> dict[str, 
             found = vllm_measured(args, seeds, host)
         else:
             by_mode = {}
-            for mode, policy in MODES.items():
+            for mode, policy in policies(args).items():
                 note(f"{mode} ...")
                 by_mode[mode] = loaded(args, policy, seeds, host)
                 note(f"    {[(round(each.attainment, 3), dict(each.by_class)) for each in by_mode[mode].scores]}")
             note("alone on the link ...")
-            found = result(by_mode, uncontended(args.pairs, args.gbit, host))
+            found = result(by_mode, uncontended(args.pairs, args.gbit, host, policies(args)))
     settings = {name: getattr(args, name) for name in ("rate", "per_task", "gbit", "question", "document")}
-    return found | {"seeds": seeds, **settings}
+    return found | {"seeds": seeds, "policies": {m: p or OFF for m, p in policies(args).items()}, **settings}
 
 
 def main() -> None:
@@ -368,6 +374,10 @@ def main() -> None:
     parser.add_argument("--gbit", type=float, help="Gb/s of the link")
     parser.add_argument("--question", type=float, help="TTFT target of questions in s")
     parser.add_argument("--document", type=float, help="TTFT target of documents in s")
+    parser.add_argument(
+        "--off-policy", choices=("", "fair_sharing"), default="",
+        help="flow policy of the mode off: with fair_sharing all transfers go at once, over sockets as in the mode on",
+    )  # fmt: skip
     parser.add_argument("--tries", type=int, default=3, help="runs until one without a stall (%(default)s)")
     given = parser.parse_args()
     kinds = given.engines.split(",")

@@ -79,7 +79,7 @@ def test_figures_are_found_in_the_metrics_of_both_kinds():
 
 def given(**options):
     names = ("rate", "per_task", "gbit", "question", "document", "share", "pairs", "seeds")
-    return argparse.Namespace(**{**dict.fromkeys(names), "tries": 1, **options})
+    return argparse.Namespace(**{**dict.fromkeys(names), "tries": 1, "off_policy": "", **options})
 
 
 def test_what_is_not_given_is_as_the_kind_of_engine_has_it(monkeypatch):
@@ -92,6 +92,21 @@ def test_what_is_not_given_is_as_the_kind_of_engine_has_it(monkeypatch):
     load = LOADS["vllm"]
     assert (args.rate, args.per_task, args.gbit, args.share, seeds) == (0.3, load.quick, load.gbit, load.share, [700])
     assert (found["rate"], found["seeds"]) == (0.3, [700])
+
+
+@pytest.mark.parametrize("policy", ["", "fair_sharing"])
+def test_the_mode_off_may_have_a_daemon_that_lets_all_go(monkeypatch, policy):
+    """Its transfers then have as few unsent bytes in their sockets as those of the other mode."""
+    ran = []
+    monkeypatch.setattr(bench_gating, "second_host", lambda gbit: pytest.MonkeyPatch.context())
+    monkeypatch.setattr(
+        bench_gating, "loaded", lambda args, policy, seeds, host: ran.append(policy) or loaded([0.5], ["a", "b"])
+    )
+    monkeypatch.setattr(bench_gating, "uncontended", lambda pairs, gbit, host, modes: ran.append(modes) or TOOK)
+    told = measured("reference", given(off_policy=policy), quick=True)
+    assert ran == [policy, "mfs", {"off": policy, "on": "mfs"}]
+    assert told["policies"] == {"off": policy or "off", "on": "mfs"}
+    assert table(told).splitlines()[1].split()[0] == (policy or "off")
 
 
 def test_without_vllm_its_row_says_so(monkeypatch):
