@@ -33,6 +33,7 @@ from controller.services.fleet.served_models import served_model_create
 from controller.services.slo.api_keys import api_key_create, api_key_revoke
 from controller.services.slo.slo_classes import slo_class_create
 from controller.services.slo.tenants import tenant_create
+from tests.forked import Forked, forks
 from tests.waiting import until
 from tests.workers.engine.process import EngineProcess
 from workers import live
@@ -41,6 +42,7 @@ from workers.supervisor.ports import free_port
 
 pytestmark = [pytest.mark.db, pytest.mark.django_db(transaction=True)]
 READY_S = 60.0  # a start on a busy machine
+PROGRAM = ("-m", "api.openai")
 
 
 def bearer(secret: str) -> dict[str, str]:
@@ -55,7 +57,7 @@ class GatewayProcess:
         folder: Path,
         key: ApiKey,
         secret: str,
-        program: Sequence[str] = ("-m", "api.openai"),
+        program: Sequence[str] = PROGRAM,
         ready: int = 200,
         name: str = "",
         **changed: str,
@@ -75,9 +77,14 @@ class GatewayProcess:
             "TELEMETRY_PERIOD_S": "0.2",
             **changed,
         }
-        command = [sys.executable, *program, "--port", str(self.port), "--name", self.name]
+        options = ("--port", str(self.port), "--name", self.name)
+        self.process: subprocess.Popen[bytes] | Forked
         with (folder / "gateway.log").open("ab") as log:
-            self.process = subprocess.Popen(command, env=environment, stderr=log, stdout=log)
+            if program == PROGRAM:
+                self.process = forks().start(program[1], options, environment, log)
+            else:
+                command = [sys.executable, *program, *options]
+                self.process = subprocess.Popen(command, env=environment, stderr=log, stdout=log)
         try:
             until(self._ready, READY_S)
         except AssertionError:

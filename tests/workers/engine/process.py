@@ -12,6 +12,9 @@ from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from types import TracebackType
 
+from tests.forked import Forked, forks
+
+MAIN = ("-m", "workers.engine")
 FLEET = {"token": "fleet-secret"}  # what those say who may stop an engine of the fleet
 LISTENING = re.compile(r"listening on (http://[\d.]+:\d+)")
 
@@ -19,18 +22,23 @@ LISTENING = re.compile(r"listening on (http://[\d.]+:\d+)")
 class EngineProcess:
     """`with EngineProcess("--profile", "constant:2ms") as engine: engine.url`. `token`: the fleet's, if not the
     environment's; `before`: what stands before the command, such as `network.SecondHost.command`; `main`: what Python
-    runs, such as a `held.Gate`'s options."""
+    runs, `-m` and a module, such as a `held.Gate`'s options."""
 
     def __init__(
         self,
         *options: str,
         token: str | None = None,
         before: Sequence[str] = (),
-        main: Sequence[str] = ("-m", "workers.engine"),
+        main: Sequence[str] = MAIN,
     ) -> None:
-        command = [*before, sys.executable, *main, "--port", "0", *options]
         told = os.environ if token is None else {**os.environ, "FLEET_TOKEN": token}
-        self.process = subprocess.Popen(command, env=told, stderr=subprocess.PIPE, text=True)
+        options = ("--port", "0", *options)
+        self.process: subprocess.Popen[str] | Forked
+        if before or "torch" in options:  # torch takes long to import, and may start threads, which no fork has
+            command = [*before, sys.executable, *main, *options]
+            self.process = subprocess.Popen(command, env=told, stderr=subprocess.PIPE, text=True)
+        else:
+            self.process = forks().start(main[1], (*main[2:], *options), told)
         self.log: list[str] = []
         self.url = self._wait()
 
