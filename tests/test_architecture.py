@@ -4,11 +4,13 @@ import ast
 import re
 from functools import cache
 from pathlib import Path
+from typing import NamedTuple
 
 import pytest
 
 ROOT = Path(__file__).parent.parent
 INIT = "__init__.py"
+Function = ast.FunctionDef | ast.AsyncFunctionDef
 PURE = ("core", "slo", "predict", "policies", "engine", "scale", "dispatch", "flow", "simulator", "wording")
 DJANGO_HALF = ("models", "services", "selectors", "admin", "migrations", "apps")
 BANNED_IN_PURE = {
@@ -29,10 +31,32 @@ LAYERS = {  # what each pure package may import of ours
 }
 
 
+class Parsed(NamedTuple):
+    """What these tests ask about a file. Trees of all files would take hundreds of MB."""
+
+    documented: bool
+    imports: list[ast.Import | ast.ImportFrom]
+    imports_at_top: list[ast.Import | ast.ImportFrom]
+    functions: list[tuple[str, int]]  # name and lines
+    classes: list[str]  # at the top
+
+
 @cache  # most files are asked about by several tests
+def parsed(path):
+    tree = ast.parse(path.read_text())
+    nodes = [node for node in ast.walk(tree) if isinstance(node, ast.Import | ast.ImportFrom | Function)]
+    return Parsed(
+        documented=bool(ast.get_docstring(tree)),
+        imports=[node for node in nodes if not isinstance(node, Function)],
+        imports_at_top=[node for node in tree.body if isinstance(node, ast.Import | ast.ImportFrom)],
+        functions=[(node.name, node.end_lineno - node.lineno) for node in nodes if isinstance(node, Function)],
+        classes=[node.name for node in tree.body if isinstance(node, ast.ClassDef)],
+    )
+
+
 def imports(path):
     """What every import in a file names, at module level or not."""
-    return [name for node in ast.walk(ast.parse(path.read_text())) for name in imports_of(node)]
+    return [name for node in parsed(path).imports for name in imports_of(node)]
 
 
 def imports_of(node):
@@ -70,7 +94,7 @@ def test_controller_package_is_empty():
 def test_every_package_says_what_may_be_in_it():
     """`controller` alone stays empty: engines import policies through it without Django."""
     packages = [path for path in files("controller", "workers", "api", "console", "benchmarks") if path.name == INIT]
-    silent = [path for path in packages if not ast.get_docstring(ast.parse(path.read_text()))]
+    silent = [path for path in packages if not parsed(path).documented]
     assert {str(path.relative_to(ROOT)) for path in silent} <= {f"controller/{INIT}", f"controller/migrations/{INIT}"}
 
 
@@ -83,7 +107,7 @@ def module_graph():
     modules = {module_name(path): path for path in files(*OURS)}
     graph = {}
     for module, path in modules.items():
-        wanted = {name for node in ast.walk(ast.parse(path.read_text())) for name in modules_of(node, modules)}
+        wanted = {name for node in parsed(path).imports for name in modules_of(node, modules)}
         graph[module] = wanted - {module}
     return graph
 
@@ -228,7 +252,7 @@ def test_torch_is_optional():
     needed = [
         path
         for path in files("api", "console", "controller", "workers", "benchmarks")
-        for node in ast.parse(path.read_text()).body
+        for node in parsed(path).imports_at_top
         for name in imports_of(node)
         if starts(name, *optional) and ROOT / "workers/engine/torch" not in path.parents
     ]
@@ -262,12 +286,9 @@ def test_files_stay_readable():
 
 
 def test_functions_stay_readable():
-    long = []
-    for path in files("controller", "workers", "api", "console"):
-        for node in ast.walk(ast.parse(path.read_text())):
-            if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef) and node.end_lineno - node.lineno >= 60:
-                long.append(f"{path.relative_to(ROOT)}: {node.name}")
-    assert long == []
+    paths = files("controller", "workers", "api", "console")
+    long = [(path, name) for path in paths for name, lines in parsed(path).functions if lines >= 60]
+    assert [f"{path.relative_to(ROOT)}: {name}" for path, name in long] == []
 
 
 # Names that stand for one thing in several files: a policy's settings, a management command, a migration, a row of the
@@ -281,8 +302,8 @@ SHARED_NAMES = {
 def test_no_two_public_classes_have_the_same_name():
     found: dict[str, list[str]] = {}
     for path in files("controller", "workers", "api", "console", "benchmarks"):
-        for node in ast.parse(path.read_text()).body:
-            if isinstance(node, ast.ClassDef) and not node.name.startswith("_"):
-                found.setdefault(node.name, []).append(str(path.relative_to(ROOT)))
+        for name in parsed(path).classes:
+            if not name.startswith("_"):
+                found.setdefault(name, []).append(str(path.relative_to(ROOT)))
     twice = {name: paths for name, paths in found.items() if len(paths) > 1 and name not in SHARED_NAMES}
     assert not twice

@@ -107,11 +107,11 @@ def _of_call(node: ast.Call, extra: dict[str, set[str]]) -> Iterator[str]:
 
 def _of_function(node: ast.FunctionDef) -> Iterator[str]:
     """Of one that is named for its figures all that it builds, of one that is said to return some what it returns."""
-    gives = node.returns is not None and "Figure" in ast.unparse(node.returns)
+    makes = node.name in MAKERS
+    if not makes and (node.returns is None or "Figure" not in ast.unparse(node.returns)):
+        return
     for inner in ast.walk(node):
-        if node.name in MAKERS and isinstance(inner, ast.Assign | ast.AnnAssign | ast.AugAssign):
-            yield from _keys(inner.value)
-        if (gives or node.name in MAKERS) and isinstance(inner, ast.Return):
+        if isinstance(inner, ast.Return) or (makes and isinstance(inner, ast.Assign | ast.AnnAssign | ast.AugAssign)):
             yield from _keys(inner.value)
 
 
