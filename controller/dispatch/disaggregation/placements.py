@@ -23,6 +23,7 @@ Order = tuple[float, float, str]
 IDLE_DISTANCE = 1e-9  # of an idle instance from any TPOT (seconds a token): worse than equal, better than unlike
 LEAST_LEFT = 0.5  # of a TTFT target, for the wait after a prefill, however much of it the prefill took
 URGENT = 4.0  # times the expected wait for a slot: a request with more time than that waits at the gateway
+BARELY = 0.85  # of a pace: where a step alone takes longer, one more sequence or a wrong prediction misses it
 NOT_MEASURED: Mapping[str, float] = MappingProxyType({})
 
 
@@ -247,7 +248,8 @@ class TpotGrouped(TpotBudget):
     paper, a short answer waits behind long ones of a tighter pace although it has less time. What cannot be in time any
     more is hopeless. And it groups requests of like TPOT: it tries first the instances whose tightest TPOT is the
     request's own, then idle ones, then the others by the difference, so that one tight request does not hold every
-    instance to its pace. Ours; the same cost.
+    instance to its pace. Those where a step of the request alone takes almost all of its pace come last (decision 328).
+    Ours; the same cost.
 
     At an engine whose slots are all taken it counts on the order of `slot_due`, by which the migrator ranks there
     (`engine_rank: slot`): only those that have to have their slot sooner are ahead. So whoever is in turn goes there at
@@ -274,12 +276,13 @@ class TpotGrouped(TpotBudget):
         return (request.ttft_due + self.config.charge * answer_s, answer_s, request.id)
 
     def rank(self, stage: Prefilled, instances: Sequence[ShadowInstance]) -> list[ShadowInstance]:
-        own = stage.request.targets.tpot_s
+        own, prompt = stage.request.targets.tpot_s, stage.request.prompt_tokens
 
-        def cost(instance: ShadowInstance) -> tuple[float, float, int, str]:
+        def cost(instance: ShadowInstance) -> tuple[bool, float, float, int, str]:
             kept = instance.tightest_tpot()
             distance = abs(kept - own) if math.isfinite(kept) else IDLE_DISTANCE
-            return (distance, self.joins_s(stage, instance), instance.last_sent, instance.id)
+            barely = instance.latency.decode(1, prompt) > BARELY * own
+            return (barely, distance, self.joins_s(stage, instance), instance.last_sent, instance.id)
 
         return sorted(instances, key=cost)
 

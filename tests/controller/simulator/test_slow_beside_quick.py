@@ -6,7 +6,8 @@ import numpy as np
 import pytest
 
 from controller.core.types import LatencyCoefficients, Targets
-from controller.simulator import Demand, InstanceSettings
+from controller.dispatch import build_dispatcher, build_migrator
+from controller.simulator import Demand, InstanceSettings, Simulation, SimulationSettings
 from tests.controller.simulator.runs import simulate
 
 A100 = LatencyCoefficients(0.0066, 5.54e-5, 1.52e-9, 0.0115, 8.2e-8, 3.66e-5)  # Llama-3.1-8B
@@ -71,3 +72,28 @@ def test_a_tight_first_token_of_some_holds_nobody_else_back(ttft_s):
     loose = [record for record in result.records if record.id.startswith("loose")]
     assert len(loose) == 250
     assert sum(record.attained for record in loose) >= 249
+
+
+THREE = (
+    ("tight", Targets(0.3, 0.05, None, 5.0), 150, 30),
+    ("documents", Targets(4.0, 0.2, None, 20.0), 1800, 60),
+    *[("chat", Targets(1.0, 0.1, None, 10.0), 300, 120)] * 3,
+)
+
+
+@pytest.mark.parametrize("seed", [6, 7])
+def test_a_decode_instance_that_barely_keeps_a_pace_comes_last(seed):
+    """A step takes 46 ms there alone, of 50 that the tight answers are allowed, and 12 ms on the other. It was idle, so
+    it got some of them, and every sequence after that was judged by their pace."""
+    prefill, decode = replace(QUICK, role="prefill"), replace(QUICK, role="decode")
+    barely = replace(decode, latency=LatencyCoefficients(*(4 * each for each in A100)))
+    rng = np.random.default_rng(seed)
+    at, demands = np.cumsum(rng.exponential(1 / 40, 400)), []
+    for i in range(400):
+        kind, targets, prompt, answer = THREE[rng.integers(5)]
+        lengths = int(rng.integers(prompt // 4, 2 * prompt)), int(rng.integers(answer // 4, 2 * answer))
+        demands.append(Demand(f"{kind}{i}", float(at[i]), *lengths, targets, kind, max_tokens=8 * answer))
+    settings = SimulationSettings((prefill, prefill, prefill, barely, decode), network_s=0.001)
+    dispatcher, migrator = build_dispatcher("slackline"), build_migrator("slackline")
+    result = Simulation(settings, dispatcher, demands, migrator=migrator).run()
+    assert [record.id for record in result.records if not record.attained] == []
