@@ -4,14 +4,16 @@ Journal of Machine Learning Research 7, 2006).
 A forest is trained by `workers.analysis.length_forest` on recorded requests and read here as plain arrays. A request
 goes down every tree to a leaf; the lengths of the training answers in these leaves, counted as often as they occur, are
 the distribution of its own. Refinement: once n tokens are out, only training answers that were longer than n count. The
-paper calls the forest again with more text; text is never kept here, and the condition does the same without it.
+paper calls the forest again with more text; text is never kept here, and the condition does the same without it. Where
+the leaves have fewer than `FEW` longer answers, all longer training answers stand for those that they lack: of two
+answers the upper one is no quantile at 0.9.
 
 Answers that were cut (by `max_tokens`, a deadline, a client that left) say only that they would have been longer. Such
 a censored answer passes its weight on to the longer answers (Efron, "The two sample problem with censored data", 1967),
 which is the estimate of Kaplan and Meier. The longest counts as whole, since nothing is known beyond it.
 
-Without censored answers all figures are those of the library `quantile-forest` with all samples of a leaf and linear
-interpolation. Cost: O(trees x depth + m log m) with m samples in the leaves.
+At the arrival and without censored answers all figures are those of the library `quantile-forest` with all samples of a
+leaf and linear interpolation. Cost: O(trees x depth + m log m) with m samples in the leaves.
 """
 
 from __future__ import annotations
@@ -29,6 +31,9 @@ from controller.predict.array_files import from_file, to_file
 
 MAGIC = b"slackline length forest 1\n"
 MOST_FEATURES = 64
+FEW = 30  # answers that a quantile of the longer ones is read from: of fewer, the highest is below it too often
+POINTS = 64  # that stand for all answers which were longer
+MOST_LONGER = 1_000  # numbers of tokens for which these are kept
 _ARRAYS = ("feature", "threshold", "left", "right", "roots", "begin", "end", "members", "lengths", "ended")
 
 Floats = npt.NDArray[np.float64]
@@ -83,15 +88,52 @@ class LengthForest:
         if produced:
             first = int(values.searchsorted(produced, side="right"))
             ranks, values = ranks[first:], values[first:]
+            known = int(np.count_nonzero(np.diff(ranks))) + 1 if len(ranks) else 0
+            if known < FEW:
+                return self._with_all(ranks, values, known, levels, produced)
         count = len(values)
-        if not count:
-            return [float(produced + 1)] * len(levels)
         ended = self.ended[ranks]
         if ended.all():
             return [_between(values, 1.0 + level * (count - 1)) for level in levels]
         weights = _passed_on(ended)
         seen = weights > 0
         return _weighted(values[seen], weights[seen], levels)
+
+    def _with_all(
+        self, ranks: Integers, values: npt.NDArray[Any], known: int, levels: Sequence[float], produced: int
+    ) -> list[float]:
+        """With all training answers that were longer in place of those that the leaves lack to `FEW`. `known`: how many
+        the leaves have, each once."""
+        points = self._longer(produced)
+        if not len(points):
+            return [float(produced + 1)] * len(levels)
+        weights = np.full(len(points), (FEW - known) / len(points))
+        if known:
+            own = _passed_on(self.ended[ranks])
+            values, weights = np.concatenate((values, points)), np.concatenate((own * (known / own.sum()), weights))
+            order = values.argsort(kind="stable")
+            values, weights = values[order], weights[order]
+        else:
+            values = points
+        upto = weights.cumsum() - weights / 2
+        return [float(each) for each in np.interp(np.asarray(levels) * FEW, upto, values)]
+
+    def _longer(self, produced: int) -> Floats:
+        """`POINTS` quantiles of all training answers that were longer; empty if none was."""
+        if (found := self._known_longer.get(produced)) is None:
+            first = int(self.lengths.searchsorted(produced, side="right"))
+            values, weights = self.lengths[first:], _passed_on(self.ended[first:])
+            seen = weights > 0
+            middles = ((np.arange(POINTS) + 0.5) / POINTS).tolist()
+            found = np.array(_weighted(values[seen], weights[seen], middles) if len(values) else [], dtype=np.float64)
+            if len(self._known_longer) >= MOST_LONGER:
+                self._known_longer.clear()
+            self._known_longer[produced] = found
+        return found
+
+    @cached_property
+    def _known_longer(self) -> dict[int, Floats]:
+        return {}
 
     def _ranks(self, features: Sequence[float]) -> Integers:
         """The training answers in the leaves of these features, ascending, each as often as it is in one."""
@@ -154,9 +196,8 @@ def _passed_on(ended: npt.NDArray[np.bool_]) -> Floats:
     (Kaplan-Meier). Same sum; the longest keeps what it gets."""
     count = len(ended)
     died = ended / np.arange(count, 0, -1.0)
-    died[-1] = 1.0
-    survived = np.empty(count)
-    survived[0] = 1.0
+    died[-1:] = 1.0
+    survived = np.ones(count)
     np.cumprod(1.0 - died[:-1], out=survived[1:])
     return np.asarray(survived * died * count, dtype=np.float64)
 

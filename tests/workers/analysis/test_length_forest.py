@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from controller.core.errors import ConfigError
-from controller.predict.length_forest import MAGIC, LengthForest
+from controller.predict.length_forest import FEW, MAGIC, LengthForest
 from workers.analysis.length_forest import LEAF, as_arrays, fitted, train
 
 NAMES = ("a", "b", "c")
@@ -47,11 +47,32 @@ def test_as_a_file_it_is_the_same(forest):
 
 def test_with_tokens_produced_only_longer_answers_count(forest):
     row = [0.0, 0.0, 0.0]
-    members = forest.lengths[forest._ranks(row)]
-    for produced in (0, 50, 300):
+    ranks = forest._ranks(row)
+    members = forest.lengths[ranks]
+    for produced in (0, 20, 50):
+        assert len(np.unique(ranks[members > produced])) >= FEW
         expected = np.quantile(members[members > produced], LEVELS)
         assert forest.quantiles(row, LEVELS, produced) == pytest.approx(list(expected))
     assert forest.quantiles(row, LEVELS, 10**6) == [10**6 + 1] * 3
+
+
+def test_of_few_longer_answers_alone_no_quantile_is_read():
+    """A kind with two long answers of 400, and another that says how long such answers get. The upper of two is no
+    bound that nine of ten stay within."""
+    rng = np.random.default_rng(7)
+    short, long = rng.integers(5, 40, 398), rng.integers(60, 200, 400)
+    lengths = np.concatenate((short, [65, 70], long)).astype(np.int64)
+    features = np.zeros((len(lengths), len(NAMES)))
+    features[400:, 0] = 1.0
+    found = train(NAMES, features, lengths, np.ones(len(lengths), dtype=bool))
+    row = [0.0] * len(NAMES)
+    assert len(np.unique(found._ranks(row)[found.lengths[found._ranks(row)] > 50])) <= 2
+    of_all = float(np.quantile(lengths[lengths > 50], 0.9))
+    assert of_all * 0.95 <= found.quantiles(row, (0.9,), 50)[0] <= of_all
+    assert found.quantiles(row, (0.1, 0.9), 50) == sorted(found.quantiles(row, (0.1, 0.9), 50))
+    assert found.quantiles(row, (0.9,), 190)[0] > 190, "none of its own was as long"
+    cut = train(NAMES, features, lengths, lengths < 150)
+    assert cut.quantiles(row, (0.9,), 50)[0] > 100
 
 
 def test_answers_that_were_cut_do_not_shorten_the_bound():
