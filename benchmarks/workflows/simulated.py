@@ -3,11 +3,12 @@
     python -m benchmarks.workflows.simulated --rates 1.0,1.3,1.7 --seeds 12
 
 The same workflows, their deadlines and the measured step times of the two vLLM, in virtual time. Lengths and stages are
-predicted with an error (`Noisy`), as by an analyser. Round robin and vLLM's priority by class and by due time are the
-contenders that need nothing of ours; `--overrides` changes settings of slackline. Priorities tell little apart here:
-the servers have more slots than these rates fill. With `--hindsight` slackline also serves each plan again and again
-without the dearest fifth of the workflows that were late, until none is: what it keeps then, of all workflows, can be
-reached by refusing the right ones. No policy knows these beforehand.
+predicted with an error (`Noisy`), as by an analyser; `--error 0.8` is what the forest's bounds of live runs had. Round
+robin and vLLM's priority by class and by due time are the contenders that need nothing of ours; `--overrides` changes
+settings of slackline. Priorities tell little apart here: the servers have more slots than these rates fill. With
+`--hindsight` slackline also serves each plan again and again without the dearest fifth of the workflows that were late,
+until none is: what it keeps then, of all workflows, can be reached by refusing the right ones. No policy knows these
+beforehand.
 
 Printed for each rate and policy: the share of all workflows in time, and of each type. The last line is JSON:
 `by_rate[]` with `workflow_attainment` and `by_type` of each policy, and slackline's `over_best`.
@@ -45,7 +46,7 @@ PROFILE = {
 CONTEXT_TOKENS, KV_TOKENS = 4096, 65_536
 LATENCY_WAITS_S, OTHERS_WAIT_S = 5.0, 600.0  # as the classes of `bench-workflows`
 LOOSE_TPOT_S = 10.0
-ERROR = 0.3  # deviation of the logarithm, of lengths and of stages' times
+ERROR = 0.3  # deviation of the logarithm, of lengths (without --error) and of stages' times
 FIRST_SEED = 5300
 HINDSIGHT, DROPPED = "slackline, in hindsight", 5  # one in so many of the late ones is refused in the next turn
 POLICIES = ("slackline", "round_robin", "engine_priority_class", "engine_priority_deadline")
@@ -58,6 +59,7 @@ class PlannedMix(ProgramMix):
     duration_s: float = 60.0
     targets: WorkflowTargets = TARGETS
     refused: frozenset[int] = frozenset()  # numbers of workflows that are not served
+    told: bool = False  # whether slackline is told bounds of lengths
 
     def programs(
         self, rate: float | None, seed: int, latency: LatencyCoefficients, foresight: Foresight | None = None
@@ -65,7 +67,7 @@ class PlannedMix(ProgramMix):
         plan = planned(rate or 1.0, seed, self.duration_s, later=True)
         found = [program_of(each, self.targets) for each in plan if each.number not in self.refused]
         speeds = Speeds(latency.decode_a + 8 * latency.decode_c, latency.prefill_b)
-        return Programs(found, foresight or self.foresight, speeds, "requests", StagePace(), LIVE_RULE)
+        return Programs(found, foresight or self.foresight, speeds, "requests", StagePace(), LIVE_RULE, self.told)
 
 
 def program_of(workflow: PlannedWorkflow, target: WorkflowTargets) -> Program:
@@ -89,9 +91,11 @@ def experiment(
     targets: WorkflowTargets = TARGETS,
     profile: Mapping[str, float] = PROFILE,
     believed: Mapping[str, float] | None = None,
+    error: float | None = None,
 ) -> ExperimentPlan:
-    """`profile`: true step times; `believed`: those that slackline starts from, if others. Raises ConfigError for an
-    unknown policy or setting."""
+    """`profile`: true step times; `believed`: those that slackline starts from, if others. `error`: of the bounds of
+    lengths that the dispatcher is told; None: it learns mean lengths, and engines are told bounds with ERROR. Raises
+    ConfigError for an unknown policy or setting."""
     raw = {
         "name": "workflows on two vLLM",
         "instances": {
@@ -108,8 +112,8 @@ def experiment(
         "settings": {"cutoff_s": OTHERS_WAIT_S, "network_s": 0.001},
         "workload": {"kind": "mix", "mix": "2-task", "duration_s": duration_s},
     }  # fmt: skip
-    seen = Noisy(ERROR, graph_error=ERROR)
-    workload = PlannedMix(ConcordMix(), 0, None, 1.0, (), seen, duration_s=duration_s, targets=targets)
+    told, seen = error is not None, Noisy(ERROR if error is None else error, graph_error=ERROR)
+    workload = PlannedMix(ConcordMix(), 0, None, 1.0, (), seen, duration_s=duration_s, targets=targets, told=told)
     return replace(parse_experiment(raw, _no_file, _no_file), workload=workload)
 
 
@@ -191,6 +195,9 @@ def parse(words: Sequence[str] | None = None) -> argparse.Namespace:
     )
     parser.add_argument("--profile", default=_numbers(PROFILE), help=f"true step times: {', '.join(PROFILE)}")
     parser.add_argument("--believed", help="the same six numbers, as slackline believes them at first")
+    parser.add_argument(
+        "--error", type=float, help="tell slackline bounds of each answer's length: deviation of the logarithm"
+    )
     parser.add_argument("--policies", default=",".join(POLICIES), help="comma-separated")
     parser.add_argument("--overrides", default="{}", help='settings of slackline, as {"pacing": {"patience": 0.5}}')
     parser.add_argument("--hindsight", action="store_true", help="and what refusing the right workflows would keep")
@@ -216,9 +223,11 @@ def parse(words: Sequence[str] | None = None) -> argparse.Namespace:
         policies = arguments.policies.split(",")
         if arguments.hindsight and "slackline" not in policies:
             parser.error("--hindsight needs slackline among --policies")
-        arguments.plan = experiment(policies, seeds, arguments.seconds, arguments.overrides, targets, profile, believed)
+        arguments.plan = experiment(
+            policies, seeds, arguments.seconds, arguments.overrides, targets, profile, believed, arguments.error
+        )
     except (ValueError, ConfigError) as error:
-        parser.error(f"--policies or --overrides: {error}")
+        parser.error(f"--policies, --overrides or --error: {error}")
     return arguments
 
 

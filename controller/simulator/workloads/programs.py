@@ -161,7 +161,8 @@ class Programs:
 
     `count`: what goodput is counted in, "tokens" or "requests" (then each program is worth 1). `pace`: learns how much
     longer than at `speeds` stages take; None: they take that long. `stage_deadlines`: the rule that divides the
-    deadline among stages (controller/slo/stage_deadlines.py).
+    deadline among stages (controller/slo/stage_deadlines.py). `told`: the dispatcher is told bounds of each answer's
+    length, as in a gateway with an analyser; without, it learns the mean of each class.
     """
 
     programs: Sequence[Program]
@@ -170,6 +171,7 @@ class Programs:
     count: str = "tokens"
     pace: StagePace | None = None
     stage_deadlines: str = "accumulated"
+    told: bool = False
     records: list[ProgramRecord] = field(default_factory=list)
     _open: dict[str, _Open] = field(default_factory=dict)
 
@@ -297,5 +299,6 @@ class Programs:
             workflow=program.id,
             workflow_left_s=None if program.single or deadline is None else program.at + deadline - at,
             estimate=estimate,
+            bounds=(length.lower(0), length.upper(0)) if self.told else None,
             may_defer=not program.single,  # a late stage loses nothing yet, since only the whole has a deadline
         )

@@ -15,6 +15,7 @@ from benchmarks.workflows.simulated import (
     parse,
     program_of,
 )
+from controller.core.types import LatencyCoefficients
 
 TIGHT = WorkflowTargets(0.2818, 0.02558, 4.151)  # with which real servers are overloaded at 2.6 workflows/s
 BASELINES = ("round_robin", "engine_priority_deadline")
@@ -98,3 +99,24 @@ def test_bad_options_are_named(words: list[str], capsys: pytest.CaptureFixture[s
     with pytest.raises(SystemExit):
         parse(words)
     assert words[0] in capsys.readouterr().err
+
+
+def test_an_error_tells_slackline_bounds_and_leaves_round_robin_as_it_is() -> None:
+    """The dispatcher gets the bounds and their middle, as from an analyser; the workflows are the same."""
+    told, learned = (experiment(("slackline", "round_robin"), (5300,), 20.0, {}, error=error) for error in (0.8, None))
+    row, other = compare(told, 1.3), compare(learned, 1.3)
+    assert row["round_robin"] == other["round_robin"]
+    assert row["slackline"]["workflows"] == other["slackline"]["workflows"]
+    (first, *_), (known, *_) = (
+        plan.workload.programs(1.3, 5300, LatencyCoefficients(**PROFILE)).first() for plan in (told, learned)
+    )
+    request = first.request("mid", first.targets, 400, None)
+    assert first.bounds == (request.least_tokens, request.most_tokens)
+    assert (request.least_tokens or 0) < request.output_tokens < (request.most_tokens or 0)
+    assert known.bounds is None
+    assert known.request("mid", known.targets, 400, None).output_tokens == 400
+
+
+def test_an_error_must_be_a_number_from_0_on() -> None:
+    with pytest.raises(SystemExit):
+        parse(["--error", "-1"])
