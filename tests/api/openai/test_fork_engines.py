@@ -122,7 +122,8 @@ async def test_branches_of_a_killed_engine_are_computed_elsewhere_and_leave_noth
         async with gateway((first, second)) as bed:
             where, told = await forked(bed, 8)
             victim, other = (first, second) if where == "e0" else (second, first)
-            asked = [said([*PROMPT, number], branch=name) for number, name in enumerate(told["branches"])]
+            branches = enumerate(told["branches"])
+            asked = [said([*PROMPT, number], max_tokens=100, branch=name) for number, name in branches]
             clients = [bed.send(each) for each in asked]
             seat = bed.gateway.scheduler.dispatcher.lanes["demo"].instances[where]
             await until_on_loop(lambda: seat.outstanding == 8)
