@@ -77,14 +77,20 @@ def facts(bed: TestBed):
     }
 
 
-async def restored(file: LearnedFile, wall=time.time, config=None) -> tuple[TestBed, LearnedState]:
-    """A new process, as the service starts one."""
+def begun(file: LearnedFile, wall=time.time, config=None) -> tuple[TestBed, LearnedState]:
+    """A new process, as the service starts one, before it hears of any instance. In a loop."""
     bed = TestBed(config or profiled(), name="test")
     learned = LearnedState(file, bed.gateway, wall)
     learned.restore()
     bed.app._gateway = bed.gateway
     bed.gateway.configure(bed.config)
     learned.restore_configured()
+    return bed, learned
+
+
+async def restored(file: LearnedFile, wall=time.time, config=None) -> tuple[TestBed, LearnedState]:
+    """One that has heard of its instances."""
+    bed, learned = begun(file, wall, config)
     await bed.gateway.monitor.settle(1)
     await asyncio.sleep(0)
     return bed, learned
@@ -153,12 +159,7 @@ def killed_early(file: LearnedFile, wall=time.time, config=None) -> None:
     """A process that stores what it knows before it hears of any instance, as it does right after its start."""
 
     async def run():
-        bed = TestBed(config or profiled(), name="test")
-        learned = LearnedState(file, bed.gateway, wall)
-        learned.restore()
-        bed.app._gateway = bed.gateway
-        bed.gateway.configure(bed.config)
-        learned.restore_configured()
+        _, learned = begun(file, wall, config)
         await learned.save()
         learned.close()
 
