@@ -1,7 +1,7 @@
 """What the scheduler believes each instance holds: exact for its own requests, telemetry for those of others.
 
-`ShadowInstance` is the belief about one instance, between two reads of its telemetry, and learns its latency from the
-progress of its requests. `Roster` holds them by id and keeps them up to date. Dispatcher and migrator have one each.
+`ShadowInstance` is the belief about one instance between two reads of its telemetry, and learns its latency from the
+progress of its requests. `Roster` keeps them by id and up to date; dispatcher and migrator have one each.
 """
 
 from __future__ import annotations
@@ -196,10 +196,7 @@ class ShadowInstance:
         return self.prefilling_of_all(now) + self.decode_s() / tpot
 
     def tightest_tpot(self, share: float = 0.0) -> float:
-        """The `share` quantile (0: the smallest) of the TPOT targets here; infinite when idle.
-
-        Targets below one step of a single sequence do not count: nothing can keep them.
-        """
+        """The `share` quantile (0: the smallest) of the TPOT here that a step alone can keep; infinite if none."""
         reachable = self.latency.decode(1, 0)
         tpots = sorted(tpot for tpot in self._tpots if tpot >= reachable)
         wanted = share * sum(self._tpots[tpot] for tpot in tpots)
