@@ -2,11 +2,13 @@
 
 Each entry ends with the lease of its checkpoint. The KV is at an engine; here is only who finds it. A tenant's
 checkpoints, and its forks, are one sorted set each by the time at which they end, so that their number is bounded in
-the script that writes: of checkpoints those that end soonest make room, further forks are refused.
+the script that writes: of checkpoints those that end soonest make room, further forks are refused. The forks of one
+checkpoint are such a set too: after the last branch of the last one it is freed.
 """
 
 from __future__ import annotations
 
+from hashlib import sha256
 from typing import Any, NamedTuple
 
 import orjson
@@ -16,12 +18,13 @@ from workers.steps import STEPS_KEY, name_of_step
 
 LONGEST_LEASE_S = 3_600.0  # that a client may ask for
 MOST_CHECKPOINTS = 10_000  # of one tenant: some 6 MB
-MOST_FORKS = 10_000  # of one tenant: some 6 MB
+MOST_FORKS = 10_000  # of one tenant: some 11 MB
 AT_ONCE = 200  # that one script drops: some 2 ms
 
 # After the bar of the key: what is no name of an answer (`workers.steps`). `at:` and the name of a step is where its
 # checkpoint is, `steps:` and a workflow the set of its names, `fork:` and `left:` what a fork goes on from and the
-# numbers of its open branches. Other releases know these four.
+# numbers of its open branches. Releases before 2026-12 know these four. `asked:` is how a fork was asked for, a list of
+# how many branches, the step (hashed) and the request that left the checkpoint; `of:` and that request its open forks.
 _SCRIPT = """
 local key, checkpoints, forks = KEYS[1] .. '|', KEYS[1] .. '|checkpoints', KEYS[1] .. '|forks'
 local time = redis.call('TIME')
@@ -33,9 +36,34 @@ local function drop(name)
   redis.call('SREM', key .. 'steps:' .. string.sub(name, 34), name)
 end
 
+local function list_of(raw)
+  local read, found = pcall(cjson.decode, raw)
+  return read and type(found) == 'table' and found or {}
+end
+
+local function asked(fork)
+  local raw = redis.call('GET', key .. 'asked:' .. fork)
+  local told = raw and list_of(raw)
+  return told and told[3] and told
+end
+
 local function drop_fork(fork)
+  local told = asked(fork)
+  if told then redis.call('ZREM', key .. 'of:' .. told[3], fork) end
   redis.call('ZREM', forks, fork)
-  redis.call('DEL', key .. 'fork:' .. fork, key .. 'left:' .. fork)
+  redis.call('DEL', key .. 'fork:' .. fork, key .. 'left:' .. fork, key .. 'asked:' .. fork)
+end
+
+-- How it was asked for, while it is open and its workflow not cancelled.
+local function open_as(fork)
+  local told = asked(fork)
+  return told and redis.call('ZSCORE', key .. 'of:' .. told[3], fork) and told
+end
+
+-- Whether forks are open that go on from what a request left.
+local function needed(request)
+  redis.call('ZREMRANGEBYSCORE', key .. 'of:' .. request, '-inf', now)
+  return redis.call('ZCARD', key .. 'of:' .. request) > 0
 end
 
 local function ended(entries, at_once) return redis.call('ZRANGEBYSCORE', entries, '-inf', now, 'LIMIT', 0, at_once) end
@@ -69,34 +97,55 @@ end
 function act.forget(workflow, at_once)
   local found = {}
   for _, name in ipairs(redis.call('SPOP', key .. 'steps:' .. workflow, at_once)) do
-    found[#found + 1] = redis.call('GET', key .. 'at:' .. name) or ''
+    local raw = redis.call('GET', key .. 'at:' .. name)
+    local request = raw and list_of(raw)[2]
+    if request then redis.call('DEL', key .. 'of:' .. request) end
+    found[#found + 1] = raw or ''
     drop(name)
   end
   return found
 end
 
-function act.open(fork, branches, found, seconds, longest, most, at_once)
+function act.open(fork, branches, step, request, found, seconds, longest, most, at_once)
   for _, other in ipairs(ended(forks, at_once)) do drop_fork(other) end
+  local of, left = key .. 'of:' .. request, key .. 'left:' .. fork
+  needed(request)
+  if open_as(fork) then return 'known' end
+  drop_fork(fork)
   if redis.call('ZCARD', forks) >= tonumber(most) then return 'full' end
-  local left = key .. 'left:' .. fork
+  local ms = math.ceil(seconds * 1000)
   for number = 0, branches - 1 do redis.call('SADD', left, number) end
-  redis.call('PEXPIRE', left, math.ceil(seconds * 1000))
-  redis.call('SET', key .. 'fork:' .. fork, found, 'PX', math.ceil(seconds * 1000))
+  redis.call('PEXPIRE', left, ms)
+  redis.call('SET', key .. 'fork:' .. fork, found, 'PX', ms)
+  redis.call('SET', key .. 'asked:' .. fork, cjson.encode({tonumber(branches), step, request}), 'PX', ms)
   lasts(forks, 'CH', fork, seconds, longest)
+  lasts(of, 'CH', fork, seconds, longest)
   return 'open'
 end
 
+function act.find(fork)
+  local told = open_as(fork)
+  if not told then return false end
+  local left = redis.call('SMEMBERS', key .. 'left:' .. fork)
+  return {told[1], told[2], redis.call('GET', key .. 'fork:' .. fork) or '', left}
+end
+
 function act.renew_fork(fork, seconds, longest)
-  for _, kind in ipairs({'fork:', 'left:'}) do redis.call('PEXPIRE', key .. kind .. fork, math.ceil(seconds * 1000)) end
+  for _, kind in ipairs({'fork:', 'left:', 'asked:'}) do
+    redis.call('PEXPIRE', key .. kind .. fork, math.ceil(seconds * 1000))
+  end
   lasts(forks, 'XX', fork, seconds, longest)
+  local told = asked(fork)
+  if told then lasts(key .. 'of:' .. told[3], 'XX', fork, seconds, longest) end
 end
 
 function act.leave(fork, number)
   local left = key .. 'left:' .. fork
   if redis.call('SREM', left, number) == 0 then return false end
   if redis.call('SCARD', left) > 0 then return '' end
-  local found = redis.call('GET', key .. 'fork:' .. fork) or ''
+  local found, told = redis.call('GET', key .. 'fork:' .. fork) or '', asked(fork)
   drop_fork(fork)
+  if told and needed(told[3]) then return '' end
   return found
 end
 
@@ -118,6 +167,22 @@ class KvCheckpoint(NamedTuple):
     tokens: int
     lease_s: float
     step: str = ""
+
+
+class OtherFork(Exception):
+    """The fork is there and is another one: `field` of the body is not as it was asked for."""
+
+    def __init__(self, field: str) -> None:
+        super().__init__(field)
+        self.field = field
+
+
+class OpenFork(NamedTuple):
+    """`open`: the numbers of its branches that have not ended. `found`: None if its checkpoint is gone."""
+
+    open: tuple[int, ...]
+    found: KvCheckpoint | None
+    lease_s: float
 
 
 def _key(tenant: str, kind: str, name: str) -> str:
@@ -149,20 +214,47 @@ def forget_checkpoints(tenant: str, workflow: str) -> Dialogue[list[KvCheckpoint
     return gone
 
 
-def open_fork(tenant: str, fork: str, branches: int, found: KvCheckpoint, *, gone: bool = False) -> Dialogue[None]:
-    """`gone`: the checkpoint is not at its engine any more, so no branch goes on from it. Raises TooManyForks."""
+def fork_name(workflow: str, fork_id: str) -> str:
+    """Of the client's id: with it begin the names of its branches, which a tenant uses in all its workflows."""
+    return f"fork-{sha256(f'{len(workflow)}:{workflow}{fork_id}'.encode()).hexdigest()[:24]}"
+
+
+def find_fork(tenant: str, fork: str, step: str, branches: int) -> Dialogue[OpenFork | None]:
+    """A fork with open branches, whose lease begins again. `step`: the key of the step that it is to go on from. Raises
+    OtherFork."""
+    raw = yield from _run(tenant, "find", fork)
+    if raw is None:
+        return None
+    if raw[1].decode() != _step(step):
+        raise OtherFork("fork_id")
+    if raw[0] != branches:
+        raise OtherFork("branches")
+    found = _checkpoint(raw[2])
+    lease_s = found.lease_s if found is not None else _lease_of_the_lost(raw[2])
+    if lease_s is None:
+        return None
+    yield from _run(tenant, "renew_fork", fork, lease_s, LONGEST_LEASE_S)
+    return OpenFork(tuple(sorted(map(int, raw[3]))), found, lease_s)
+
+
+def open_fork(
+    tenant: str, fork: str, step: str, branches: int, found: KvCheckpoint, *, gone: bool = False
+) -> Dialogue[bool]:
+    """Whether there was none with this name. `step`: its key. `gone`: the checkpoint is not at its engine any more, so
+    no branch goes on from it. Raises TooManyForks."""
     if not gone:
         yield from renew_step(tenant, found)
     raw = orjson.dumps(found.lease_s if gone else list(found))
-    told = (fork, branches, raw, found.lease_s, LONGEST_LEASE_S, MOST_FORKS, AT_ONCE)
-    if (yield from _run(tenant, "open", *told)) == b"full":
+    told = (fork, branches, _step(step), found.request_id, raw, found.lease_s, LONGEST_LEASE_S, MOST_FORKS, AT_ONCE)
+    answer = yield from _run(tenant, "open", *told)
+    if answer == b"full":
         raise TooManyForks
+    return bool(answer == b"open")
 
 
-def lose_checkpoint(tenant: str, branch: str) -> Dialogue[None]:
-    """The checkpoint of its fork is gone: further branches are computed. They stay open, as long as before: the lease
+def lose_checkpoint(tenant: str, fork: str) -> Dialogue[None]:
+    """The checkpoint of a fork is gone: further branches are computed. They stay open, as long as before: the lease
     is kept in its place."""
-    fork = branch.rpartition("-")[0]
     key = _key(tenant, "fork", fork)
     found = _checkpoint((yield ("GET", key)))
     if found is not None:
@@ -190,10 +282,21 @@ def renew_step(tenant: str, found: KvCheckpoint) -> Dialogue[None]:
 
 
 def end_branch(tenant: str, branch: str) -> Dialogue[tuple[bool, KvCheckpoint | None]]:
-    """Whether the branch was open, and after the last one the checkpoint, which nobody needs any more."""
+    """Whether the branch was open, and after the last one of all forks of the checkpoint this, which nobody needs any
+    more."""
     fork, _, number = branch.rpartition("-")
     raw = yield from _run(tenant, "leave", fork, number)
     return raw is not None, _checkpoint(raw)
+
+
+def fork_of(branch: str) -> str:
+    """The name of its fork."""
+    return branch.rpartition("-")[0]
+
+
+def _step(key: str) -> str:
+    """What a fork remembers of the key of its step."""
+    return sha256(key.encode()).hexdigest()[:32]
 
 
 def _checkpoint(raw: bytes | None) -> KvCheckpoint | None:

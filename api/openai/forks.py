@@ -2,7 +2,8 @@
 
 A step with `checkpoint` leaves it there under a lease. `POST /v1/workflows/{id}/fork` names the branches; each request
 of a branch is sent where the checkpoint is, or computed elsewhere if that is expected to be sooner. After the last
-branch the engine frees it. Whatever is lost (the engine, the lease, Redis), branches are computed like other requests.
+branch of all forks of the step the engine frees it. Whatever is lost (the engine, the lease, Redis), branches are
+computed like other requests.
 """
 
 from __future__ import annotations
@@ -12,12 +13,13 @@ import logging
 import math
 import secrets
 import time
-from collections.abc import Callable, Coroutine, Mapping
+from collections.abc import Callable, Coroutine, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 from api.openai.in_flight import InFlightRequest
 from api.openai.protocol.errors import ApiError
+from api.openai.protocol.workflow_bodies import NewFork
 from controller.core.decisions import Decision, Figure
 from controller.core.types import Request
 from controller.dispatch import Scheduler
@@ -26,9 +28,13 @@ from workers.backends.base import Backend, EngineError, NotSupported
 from workers.forks import (
     MOST_FORKS,
     KvCheckpoint,
+    OtherFork,
     TooManyForks,
     end_branch,
+    find_fork,
     forget_checkpoints,
+    fork_name,
+    fork_of,
     join_branch,
     keep_checkpoint,
     lose_checkpoint,
@@ -52,10 +58,13 @@ Name = tuple[str, str, str]  # tenant, workflow and step
 
 
 class Fork(NamedTuple):
-    """`held`: the KV of the step is at its engine."""
+    """`new`: it was not there before. `open`: those of its branches that have not ended. `held`: the KV of the step is
+    at its engine."""
 
     id: str
+    new: bool
     branches: tuple[str, ...]
+    open: tuple[str, ...]
     held: bool
     lease_s: float
 
@@ -182,23 +191,48 @@ class Forks:
 
     # ---- forks ----------------------------------------------------------------------------------------------------
 
-    async def open(self, tenant: str, workflow: str, step: str, branches: int) -> Fork:
-        """Raises ApiError."""
+    async def open(self, tenant: str, workflow: str, asked: NewFork) -> Fork:
+        """A new one, or that which has its id and open branches. Raises ApiError."""
         board = self._board()
+        fork_id = asked.id or f"fork-{secrets.token_hex(12)}"
+        fork = fork_name(workflow, fork_id)
         try:
-            found = await self._told(board, tenant, workflow, step)
+            if asked.id and (known := await self._known(board, tenant, fork, asked)) is not None:
+                return known
+            found = await self._told(board, tenant, workflow, asked.step)
             if found is None:
                 told = "step: this workflow has no step with this key whose checkpoint is still kept."
                 raise ApiError("not_found", told, param="step")
             held = await self._renew(found)
-            name = f"fork-{secrets.token_hex(12)}"
-            await board.run(open_fork(tenant, name, branches, found, gone=held is False))
+            new = await board.run(open_fork(tenant, fork, asked.step, asked.branches, found, gone=held is False))
+            if not new:  # the same one was asked for at the same time
+                known = await self._known(board, tenant, fork, asked)
+                if known is None:
+                    raise _away()
+                return known
         except LiveUnavailable:
             raise _away() from None
+        except OtherFork as error:
+            told = (
+                f"{error.field}: this workflow has a fork with this id, of another step or with more or less branches."
+            )
+            raise ApiError("fork_exists", told, param=error.field, final=True) from None
         except TooManyForks:
             told = f"branches: this tenant has {MOST_FORKS} forks with open branches, which is the most."
             raise ApiError("rate_limit_exceeded", told, param="branches", retry_after_s=60.0) from None
-        return Fork(name, tuple(f"{name}-{number}" for number in range(branches)), held is True, found.lease_s)
+        names = _branches(fork, range(asked.branches))
+        return Fork(fork_id, True, names, names, held is True, found.lease_s)
+
+    async def _known(self, board: Talks, tenant: str, fork: str, asked: NewFork) -> Fork | None:
+        """One that has been asked for before. Raises LiveUnavailable and OtherFork."""
+        known = await board.run(find_fork(tenant, fork, asked.step, asked.branches))
+        if known is None:
+            return None
+        held = None if known.found is None else await self._renew(known.found)
+        if known.found is not None and held is not None:
+            await board.run(renew_step(tenant, known.found) if held else lose_checkpoint(tenant, fork))
+        branches, still_open = _branches(fork, range(asked.branches)), _branches(fork, known.open)
+        return Fork(asked.id, False, branches, still_open, held is True, known.lease_s)
 
     async def _told(self, board: Talks, tenant: str, workflow: str, step: str) -> KvCheckpoint | None:
         """Where the checkpoint of a step is. A client may ask before the gateway that answered the step has told: this
@@ -218,7 +252,7 @@ class Forks:
         return found
 
     async def end(self, tenant: str, branch: str) -> None:
-        """A branch is over; after the last one its checkpoint is freed. Raises ApiError."""
+        """A branch is over; after the last one of all forks of its checkpoint this is freed. Raises ApiError."""
         try:
             known, last = await self._board().run(end_branch(tenant, branch))
         except LiveUnavailable:
@@ -292,7 +326,7 @@ class Forks:
         if held is None:
             return
         try:
-            await board.run(renew_step(tenant, found) if held else lose_checkpoint(tenant, branch))
+            await board.run(renew_step(tenant, found) if held else lose_checkpoint(tenant, fork_of(branch)))
         except LiveUnavailable as error:
             self._not_told.write(error)
 
@@ -325,6 +359,10 @@ def _cost_s(there: ShadowInstance, tokens: int, squares: int) -> float:
     """Until the first token, with all that waits there, and of the device."""
     until_s = there.latency.prefill_sums(there.waiting_new + tokens, there.waiting_squares + squares)
     return until_s + there.latency.prefill_sums(tokens, squares)
+
+
+def _branches(fork: str, numbers: Iterable[int]) -> tuple[str, ...]:
+    return tuple(f"{fork}-{number}" for number in numbers)
 
 
 def _away() -> ApiError:

@@ -97,24 +97,25 @@ async def one(gateway: Gateway, scope: Scope, receive: Receive, send: Send) -> N
 async def _fork(
     gateway: Gateway, caller: Caller, key: bytes | None, name: str, scope: Scope, receive: Receive, send: Send
 ) -> None:
-    """201. Counts as one request of the tenant's quota."""
-    step, branches = parse_fork(await _body(gateway, caller, scope, receive))
+    """201; 200 if it was forked before with this id. Counts as one request of the tenant's quota."""
+    asked = parse_fork(await _body(gateway, caller, scope, receive))
     tenant = gateway.caller(key).tenant
     gateway.quotas.admit(tenant, 0, gateway.clock())
     try:
-        fork = await gateway.forks.open(tenant.name, name, step, branches)
+        fork = await gateway.forks.open(tenant.name, name, asked)
     finally:
         gateway.quotas.release(tenant.name, 0, 0)
     shown = {
         "id": fork.id,
         "object": "workflow.fork",
         "workflow": name,
-        "step": step,
+        "step": asked.step,
         "branches": fork.branches,
+        "open": fork.open,
         "checkpoint": "held" if fork.held else "lost",
         "lease": fork.lease_s,
     }
-    await respond(send, 201, orjson.dumps(shown))
+    await respond(send, 201 if fork.new else 200, orjson.dumps(shown))
 
 
 async def _tool(

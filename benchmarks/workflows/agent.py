@@ -110,8 +110,9 @@ class Agent:
         return f"Report for {self._workflow}. {REPORT}"
 
     def forked(self) -> list[str]:
-        """The names of the branches; "" each, if the plan has no checkpoint any more: then they are computed whole."""
-        answer = self.call("POST", f"/{self._workflow}/fork", step="plan", branches=len(IDEAS))
+        """The names of the branches, the same ones after a crash; "" each, if the plan has no checkpoint any more:
+        then they are computed whole."""
+        answer = self.call("POST", f"/{self._workflow}/fork", step="plan", branches=len(IDEAS), fork_id="explore")
         if answer.status_code == 404:
             self.tell("forked", checkpoint="over")
             return [""] * len(IDEAS)

@@ -173,6 +173,10 @@ BAD_CALLS = {
     "branches none": ("workflows/w/fork", FORK | {"branches": 0}, "branches"),
     "branches many": ("workflows/w/fork", FORK | {"branches": 65}, "branches"),
     "branches true": ("workflows/w/fork", FORK | {"branches": True}, "branches"),
+    "fork_id a number": ("workflows/w/fork", FORK | {"fork_id": 7}, "fork_id"),
+    "fork_id empty": ("workflows/w/fork", FORK | {"fork_id": ""}, "fork_id"),
+    "fork_id long": ("workflows/w/fork", FORK | {"fork_id": "f" * 121}, "fork_id"),
+    "fork_id with NUL": ("workflows/w/fork", FORK | {"fork_id": "a\0"}, "fork_id"),
     "tool no kind": (REPORTS, {"name": "search", "took": 1}, "kind"),
     "tool no name": (REPORTS, {"kind": "tool", "took": 1}, "name"),
     "tool a list": (REPORTS, TOOL | {"name": ["search"]}, "name"),
@@ -475,7 +479,7 @@ ADDRESSES = {  # a right body, and the fields that are changed
     "chat/completions": (CHAT | {"metadata": STEP}, (*REQUEST, "thinking_deadline", "stream")),
     "responses": (RESPONSE | {"metadata": STEP}, (*REQUEST, *RESPONSES)),
     "workflows": (NEW, ("id", "deadline", "stages")),
-    "workflows/bad-input/fork": (FORK, ("step", "branches")),
+    "workflows/bad-input/fork": (FORK | {"fork_id": "f"}, ("step", "branches", "fork_id")),
     REPORTS: (TOOL | {"key": "s", "input_digest": "a", "parents": []}, TOOLS),
 }
 

@@ -154,6 +154,8 @@ ERROR_CODES: dict[int, dict[str, str]] = {
         "step_exists": "The step `metadata.step_key` of this workflow has an answer to another body, or is a "
         "tool step. Of a tool step: its `key` is that of a step with another name or `input_digest`, or of a request's "
         "step.",
+        "fork_exists": "The workflow has a fork with this `fork_id` at another step (`param`: `fork_id`) or with "
+        "another number of branches (`branches`).",
     },
     410: {"events_dropped": "The events of this stored response are not kept any more; the response is."},
     408: {"request_timeout": "The body did not arrive within 30 seconds."},
@@ -423,12 +425,17 @@ FORK_BODY: Fragment = {
     "properties": {
         "step": {**_NAME, "description": "The `metadata.step_key` of a step that had a `checkpoint`."},
         "branches": {"type": "integer", "minimum": 1, "maximum": MOST_BRANCHES},
+        "fork_id": {
+            **_NAME,
+            "description": "The id of the fork, of your choice, in its workflow. While it has open branches, the "
+            "same id gets the same fork, after a crash for example. Without one each call makes another fork.",
+        },
     },
 }
 FORK: Fragment = {
     "type": "object",
     "properties": {
-        "id": {"type": "string"},
+        "id": {"type": "string", "description": "`fork_id`, or one that was made."},
         "object": {"type": "string", "enum": ["workflow.fork"]},
         "workflow": {"type": "string"},
         "step": {"type": "string"},
@@ -436,6 +443,11 @@ FORK: Fragment = {
             "type": "array",
             "items": {"type": "string"},
             "description": "What its requests name as `branch`.",
+        },
+        "open": {
+            "type": "array",
+            "items": {"type": "string"},
+            "description": "Those of its branches that have not ended.",
         },
         "checkpoint": {
             "type": "string",
@@ -507,8 +519,11 @@ WORKFLOW_PATHS: Fragment = {
         "post": on_data_path(
             "data_path_workflow_fork",
             "Fork a workflow at a step: branches that go on from its KV",
-            {"201": shown("The fork.", FORK)},
-            (400, 401, 403, 404, 405, 408, 413, 429, 503),
+            {
+                "200": shown("It was forked before with this `fork_id`. Its lease begins again.", FORK),
+                "201": shown("The fork.", FORK),
+            },
+            (400, 401, 403, 404, 405, 408, 409, 413, 429, 503),
             parameters=[_WORKFLOW_ID],
             requestBody={"required": True, "content": {"application/json": {"schema": FORK_BODY}}},
         )
@@ -516,7 +531,7 @@ WORKFLOW_PATHS: Fragment = {
     "/v1/workflows/{id}/branches/{branch}": {
         "delete": on_data_path(
             "data_path_workflow_branch_end",
-            "End a branch; after the last one of a fork its KV is freed",
+            "End a branch; after the last one of all forks of a step its KV is freed",
             {"200": shown("It has ended.", ENDED_BRANCH)},
             (401, 403, 404, 405, 429, 503),
             parameters=[_WORKFLOW_ID, {**_WORKFLOW_ID, "name": "branch"}],

@@ -31,6 +31,7 @@ KINDS: dict[str, _Kind] = {
     "method_not_allowed": _Kind(405, "invalid_request_error"),
     "workflow_exists": _Kind(409, "invalid_request_error"),
     "step_exists": _Kind(409, "invalid_request_error"),
+    "fork_exists": _Kind(409, "invalid_request_error"),
     "request_timeout": _Kind(408, "invalid_request_error"),
     "events_dropped": _Kind(410, "invalid_request_error"),
     "request_too_large": _Kind(413, "invalid_request_error"),

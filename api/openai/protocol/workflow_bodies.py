@@ -15,7 +15,7 @@ from workers.workflows import Stage, WorkflowState
 
 FIELDS = ("id", "deadline", "stages")
 STAGE_FIELDS = ("name", "share")
-FORK_FIELDS = ("step", "branches")
+FORK_FIELDS = ("step", "branches", "fork_id")
 MOST_STAGES = 32
 MOST_BRANCHES = 64
 MOST_STAGE_CHARS = 2_000  # of all names together: a tenant may have thousands of workflows
@@ -29,6 +29,14 @@ class NewWorkflow(NamedTuple):
     asked: SloFields
     deadline_s: float
     stages: tuple[Stage, ...]
+
+
+class NewFork(NamedTuple):
+    """`step`: the key of the step to go on from. `id`: of the client; "": it has given none."""
+
+    step: str
+    branches: int
+    id: str
 
 
 def parse_workflow(raw: Body) -> NewWorkflow:
@@ -75,8 +83,8 @@ def _stage(given: object, where: str) -> Stage:
     return Stage(name, float(share))
 
 
-def parse_fork(raw: Body) -> tuple[str, int]:
-    """(step key, number of branches). Raises ApiError naming the field."""
+def parse_fork(raw: Body) -> NewFork:
+    """Raises ApiError naming the field."""
     body = load(raw)
     for field in body:
         if field not in FORK_FIELDS:
@@ -85,7 +93,8 @@ def parse_fork(raw: Body) -> tuple[str, int]:
     branches = integer(body, "branches", 1, MOST_BRANCHES)
     if branches is None:
         raise wrong("branches", "is required: how many there will be")
-    return step, branches
+    name = body.get("fork_id")
+    return NewFork(step, branches, "" if name is None else name_of(name, "fork_id"))
 
 
 def workflow_object(name: str, found: WorkflowState, tenant: TenantConfig) -> dict[str, Any]:

@@ -65,18 +65,18 @@ def cached(answer: Answer) -> int:
     return json.loads(answer.body)["usage"]["prompt_tokens_details"]["cached_tokens"]
 
 
-async def forked(bed: TestBed, branches: int) -> tuple[str, dict[str, Any]]:
+async def forked(bed: TestBed, branches: int, lease_s: float = LEASE_S) -> tuple[str, dict[str, Any]]:
     """The instance with the checkpoint, and the fork."""
     metadata = {"workflow_id": "w1", "step_key": "plan"}
-    step = await bed.ask(said(PROMPT, max_tokens=2, checkpoint=LEASE_S, metadata=metadata))
+    step = await bed.ask(said(PROMPT, max_tokens=2, checkpoint=lease_s, metadata=metadata))
     assert step.status == 200, step.body
     await until_on_loop(lambda: keys("at"))
     return step.headers["x-slackline-instance"], await fork(bed, branches)
 
 
-async def fork(bed: TestBed, branches: int) -> dict[str, Any]:
-    answer = await bed.ask({"step": "plan", "branches": branches}, "/v1/workflows/w1/fork")
-    assert answer.status == 201, answer.body
+async def fork(bed: TestBed, branches: int, **more: Any) -> dict[str, Any]:
+    answer = await bed.ask({"step": "plan", "branches": branches, **more}, "/v1/workflows/w1/fork")
+    assert answer.status in (200, 201), answer.body
     return json.loads(answer.body)
 
 
@@ -114,6 +114,43 @@ def nothing_left(bed: TestBed) -> bool:
     lane = bed.gateway.scheduler.dispatcher.lanes["demo"]
     there = lane.instances.values()
     return not bed.gateway.runtime.requests and not any(each.outstanding or each.waiting_new for each in there)
+
+
+async def test_branches_of_a_second_fork_share_the_kv_after_the_first_one_has_ended():
+    with EngineProcess(*OPTIONS) as engine:
+        async with gateway((engine,)) as bed:
+            _, first = await forked(bed, 2)
+            second = await fork(bed, 2, fork_id="again")
+            asked = {name: said([*PROMPT, 5], max_tokens=8, branch=name) for name in second["branches"]}
+            await ended(bed, first["branches"])
+            answers = [await bed.ask(each) for each in asked.values()]
+            assert [cached(each) for each in answers] == [100, 100]
+            assert reasons(bed) == ["from_checkpoint"] * 2
+            await ended(bed, second["branches"][:1])
+            client_is_back = await fork(bed, 2, fork_id="again")
+            assert (client_is_back["checkpoint"], client_is_back["open"]) == ("held", second["branches"][1:])
+            assert await figure(engine, "slackline_kv_checkpoint_blocks ") > 0
+            await ended(bed, client_is_back["open"])
+            assert await figure(engine, "slackline_kv_checkpoint_blocks ") == 0
+            assert await figure(engine, "vllm:kv_cache_usage_perc") == 0, "leaked_blocks"
+            assert nothing_left(bed)
+            assert keys("fork", "left", "asked", "of") == []
+
+
+async def test_the_kv_of_an_abandoned_fork_ends_with_its_lease():
+    """Its client never comes back, so the last branch of the other fork frees nothing."""
+    with EngineProcess(*OPTIONS) as engine:
+        async with gateway((engine,)) as bed:
+            _, abandoned = await forked(bed, 2, lease_s=2)
+            other = await fork(bed, 1)
+            await ended(bed, other["branches"])
+            assert await figure(engine, "slackline_kv_checkpoint_blocks ") > 0
+            await asyncio.sleep(2.5)
+            assert await figure(engine, "slackline_kv_checkpoint_blocks ") == 0
+            assert await figure(engine, "vllm:kv_cache_usage_perc") == 0, "leaked_blocks"
+            assert keys("at", "fork", "left", "asked") == []
+            answer = await bed.ask(b"", f"/v1/workflows/w1/branches/{abandoned['branches'][0]}", method="DELETE")
+            assert answer.status == 404
 
 
 async def test_branches_of_a_killed_engine_are_computed_elsewhere_and_leave_nothing():

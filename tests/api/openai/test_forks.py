@@ -23,7 +23,7 @@ from workers.steps import name_of_step
 
 pytestmark = pytest.mark.db
 AWAY = "redis://127.0.0.1:1/0"
-KINDS = ("at:", "steps:", "checkpoints", "fork:", "left:", "forks")
+KINDS = ("at:", "steps:", "checkpoints", "fork:", "left:", "forks", "asked:", "of:")
 
 
 @pytest.fixture(autouse=True)
@@ -486,10 +486,10 @@ def test_what_checkpoints_and_forks_take_of_redis():
         found = forks.KvCheckpoint("i" * 60, f"req-{number:032}", 100_000, 3_600.0)
         live.run(forks.keep_checkpoint("acme", workflow, "plan", found, 3_600.0))
         (found,) = [live.run(forks.read_checkpoint("acme", workflow, "plan"))]
-        live.run(forks.open_fork("acme", f"fork-{number:024}", 64, found))
+        live.run(forks.open_fork("acme", forks.fork_name(workflow, "f" * 120), "plan", 64, found))
     taken = {kind: sum(map(redis.memory_usage, redis.keys(f"answers:acme|{kind}*"))) / count for kind in KINDS}
     assert taken["at:"] + taken["steps:"] + taken["checkpoints"] <= 2_000, taken
-    assert taken["fork:"] + taken["left:"] + taken["forks"] <= 1_500, taken
+    assert sum(taken[kind] for kind in ("fork:", "left:", "forks", "asked:", "of:")) <= 1_500, taken
 
 
 async def test_without_redis_branches_are_computed():
