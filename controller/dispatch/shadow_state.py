@@ -24,7 +24,7 @@ from controller.predict.latency import (
     LatencyModel,
     OnlineFit,
     PrefillsAlone,
-    WorkRate,
+    PrefillWork,
 )
 from controller.predict.lengths import CachedShares
 
@@ -70,7 +70,7 @@ class ShadowInstance:
         self.cached = CachedShares()
         self.first_tokens = ErrorsByKind()
         self._stall_until, self._stall_seen_at = math.inf, -math.inf  # see stall_s
-        self._prefill_work = WorkRate()
+        self._prefill_work = PrefillWork()
         self._alone: PrefillsAlone | None = None  # while the engine prefills and does nothing else
         self.changes = 0  # grows when its latency model, its settings or its state changes
         self._observed_at = -math.inf
@@ -173,12 +173,12 @@ class ShadowInstance:
 
     def prefilling(self, now: float) -> float:
         """The share of its time that went to prefills of ours lately."""
-        return self._prefill_work.value(now)
+        return self._prefill_work.ours(now)
 
     def prefilling_of_all(self, now: float) -> float:
-        """The same with what the engine counts of others, in prompts like ours."""
+        """The same with what the engine counts of others since its last telemetry, in prompts like ours."""
         k, mean_prompt = self.latency.coefficients, self._prefilled[1] / max(1, self._prefilled[0])
-        return self._prefill_work.value(now) + self._others_prefill_rate * (k.prefill_b + k.prefill_c * mean_prompt)
+        return self.prefilling(now) + self._others_prefill_rate * (k.prefill_b + k.prefill_c * mean_prompt)
 
     def full_step_s(self) -> float:
         """Eq. 2 with all of this gateway's slots in use by sequences like those that are here."""
@@ -193,7 +193,7 @@ class ShadowInstance:
         """The share of its time that the engine needs: what it prefilled lately, and one decode step for each TPOT of
         the tightest that it has to keep (eq. 5 leaves prefills the rest)."""
         tpot = self.tightest_tpot(TIGHT_SHARE) if self.running_count and self.decodes else math.inf
-        return self.prefilling_of_all(now) + self.decode_s() / tpot
+        return self._prefill_work.of_all(now) + self.decode_s() / tpot
 
     def tightest_tpot(self, share: float = 0.0) -> float:
         """The `share` quantile (0: the smallest) of the TPOT here that a step alone can keep; infinite if none."""
@@ -371,7 +371,7 @@ class ShadowInstance:
             self.first_tokens.add((request.tenant, request.slo_class), now - sent.at - sent.expected_s)
         self._prompts[request.tenant, request.slo_class] += 0 if sent.counted else request.prompt_tokens
         self._prefilled = (self._prefilled[0] + sent.new_tokens, self._prefilled[1] + sent.squares)
-        self._prefill_work.add(self.latency.prefill_sums(sent.new_tokens, sent.squares), now)
+        self._prefill_work.ended(self.latency.prefill_sums(sent.new_tokens, sent.squares), sent.new_tokens, now)
         if not seen or self._others_count:
             self._alone = None
         if (alone := self._alone) is None:
@@ -458,6 +458,8 @@ class ShadowInstance:
             self._prompts.clear()
             computed = theirs * (1.0 - min(1.0, cached / max(1, counted)))
             self._others_prefill_rate = computed / period if self._others_count else 0.0
+            if self._others_count or self.share < 1:  # theirs may begin and end between two reports
+                self._prefill_work.counted(computed, self.latency.coefficients.prefill_b, load.observed_at)
         now, then = self._not_ours(load), self._not_ours(previous)
         self._others = (min(now[0], then[0]), min(now[1], then[1]))
         self._others_count = sum(self._others)

@@ -401,6 +401,38 @@ class WorkRate:
         return math.exp((self._at - now) / WORK_WINDOW_S)
 
 
+class PrefillWork:
+    """Prefill work at an instance lately, in seconds for each second: that of this gateway and that of others.
+
+    Of others only the tokens are known. Their prompts are taken to be like those that ended here last, so that a token
+    takes its part of the constant of a prefill too.
+    """
+
+    __slots__ = ("_others", "_ours", "_s_a_token", "_tokens")
+
+    def __init__(self) -> None:
+        self._ours, self._others = WorkRate(), WorkRate()
+        self._tokens = WorkRate()
+        self._s_a_token: float | None = None
+
+    def ended(self, seconds: float, tokens: int, now: float) -> None:
+        """A prefill of ours of so many tokens, which was predicted to take so long."""
+        self._ours.add(seconds, now)
+        self._tokens.add(tokens, now)
+        if tokens > 0:
+            self._s_a_token = self._ours.value(now) / self._tokens.value(now)
+
+    def counted(self, tokens: float, s_a_token: float, now: float) -> None:
+        """Tokens of others; `s_a_token` is for as long as no prompt of ours has ended."""
+        self._others.add(tokens * (s_a_token if self._s_a_token is None else self._s_a_token), now)
+
+    def ours(self, now: float) -> float:
+        return self._ours.value(now)
+
+    def of_all(self, now: float) -> float:
+        return self._ours.value(now) + self._others.value(now)
+
+
 class PrefillsAlone:
     """Prefills that an engine ran one after the other since `begun`, while it did nothing else."""
 

@@ -93,8 +93,9 @@ async def test_counters_of_an_engine_that_restarts_begin_at_zero(engine: Engine)
         engine.reports(running=0, prompt_tokens_total=1_000)
         instance = await polled(bed)
         instance = await polled(bed)
-        (state,) = bed.gateway.scheduler.fleet(bed.gateway.clock())
-        assert (instance._others_prefill_rate, state.running, state.utilisation) == (0.0, 0, 0.0)
+        (state,) = bed.gateway.scheduler.fleet(bed.gateway.clock() + 60)  # computing is averaged over seconds
+        assert (instance._others_prefill_rate, state.running) == (0.0, 0)
+        assert state.utilisation < 1e-4
 
 
 async def test_our_own_prompts_before_a_restart_are_not_charged_to_others(engine: Engine) -> None:
