@@ -5,7 +5,7 @@
 Each file runs with `python -m controller.simulator compare FILE`; `make bench-fleets` runs all of them. A cell changes
 one thing of the common fleet: two Qwen3-32B instances of two A100s each with 64 sequences, one gateway, HyperFlexis'
 4-task mix for 30 seconds. Rates are multiples of the knee of engine_priority_deadline, the strongest
-baseline that needs no scheduler of its own.
+baseline that needs no scheduler of its own; where some instances cannot keep a target at all, of hyperflexis' knee.
 """
 
 from __future__ import annotations
@@ -36,6 +36,8 @@ INSTANCE: Mapping[str, Any] = {
 LINKS = {"bandwidth_gb_s": 25, "latency_s": 0.002, "scope": "port"}
 ELASTIC = {"min_instances": 1, "max_instances": 4, "sustain_s": 5, "cooldown_s": 3}
 DEFAULT = "slackline"
+KNEE = {"policy": "engine_priority_deadline"}
+KNEE_OF_UNLIKE = {"policy": "hyperflexis"}  # the usual one sends what an instance cannot keep there, at any load
 
 
 def slower(times: float) -> dict[str, float]:
@@ -72,6 +74,15 @@ TIGHT_PACE = [
     task("answer", 4.0, 10.0, (144, 140), (55, 45)),
     task("step", 4.0, 10.0, (260, 200), (60, 60)),
 ]
+# An instance that is three times as slow takes 0.074 s for a step alone, which is too long for `voice`.
+SOME_KEEP = [task("voice", 0.6, 0.05, (150, 80), (60, 30)), task("documents", 6.0, 0.3, (1800, 1200), (60, 30)), CHAT]
+# A step takes 0.0247 s alone, and a prompt 0.019 s and more: a fifth of the requests ask for less.
+NOBODY_KEEPS = [
+    task("blink", 0.012, 0.1, (150, 80), (60, 30), share=0.5),
+    task("rush", 1.0, 0.02, (150, 80), (60, 30), share=0.5),
+    {**CHAT, "share": 2.0},
+    task("documents", 6.0, 0.3, (1800, 1200), (60, 30), share=2.0),
+]
 CACHED = [task("agents", 0.8, 0.1, (1600, 300), (60, 30), shared_prefix=1024), CHAT]
 
 
@@ -88,7 +99,15 @@ def policies(slots: int) -> list[Any]:
     ]  # fmt: skip
 
 
-def cell(name: str, fleet: Any, tasks: Any = "4-task", slots: int = 64, **settings: Any) -> dict[str, Any]:
+def cell(
+    name: str,
+    fleet: Any,
+    tasks: Any = "4-task",
+    slots: int = 64,
+    knee: Mapping[str, Any] = KNEE,
+    **settings: Any,
+) -> dict[str, Any]:
+    """`knee`: of which policy at which attainment, where the usual one is at no load or cannot be had."""
     times = ELASTIC_TIMES if "elastic" in settings else TIMES
     workload = {"kind": "mix", "mix": tasks} if isinstance(tasks, str) else {"kind": "tasks", "tasks": tasks}
     return {
@@ -96,7 +115,7 @@ def cell(name: str, fleet: Any, tasks: Any = "4-task", slots: int = 64, **settin
         "instances": fleet,
         "policies": policies(slots),
         "seeds": list(SEEDS),
-        "knee": {"policy": "engine_priority_deadline", "times": list(times)},
+        "knee": {**knee, "times": list(times)},
         "settings": {"cutoff_s": 25.0, "network_s": 0.001, **settings},
         "workload": {**workload, "duration_s": DURATION_S},
     }
@@ -135,6 +154,14 @@ def cells() -> dict[str, dict[str, Any]]:
             instances(profile=VLLM_CPU, max_num_seqs=32, kv_tokens=65_536, max_model_len=4096), TIGHT_PACE, 32,
         ),
         "cached_prefixes": cell("prompts that share a prefix", instances(prefix_caching=True), CACHED),
+        "mixed_tight": cell(
+            "a TPOT that one of three instances cannot keep",
+            [instances(1, profile=slower(3.0)), instances(2)], SOME_KEEP, knee=KNEE_OF_UNLIKE,
+        ),
+        "kept_by_nobody": cell(
+            "targets that no instance keeps for a fifth of the requests",
+            instances(), NOBODY_KEEPS, knee={**KNEE, "level": 0.72},
+        ),
         "unprofiled_gateways": cell("no profile, two gateways", instances(profiled=False), LONG_PROMPTS, gateways=2),
     }  # fmt: skip
     found |= scaled()
@@ -145,6 +172,11 @@ def cells() -> dict[str, dict[str, Any]]:
     found["disaggregated_gateways_2"] = cell(
         "a prefill and a decode instance, two gateways", disaggregated(1, 1), links=LINKS, gateways=2
     )
+    prefills, quick = disaggregated(3, 1)
+    found["disaggregated_unlike"] = cell(
+        "decode instances of which one is three times as slow",
+        [prefills, {**quick, "profile": slower(3.0)}, quick], SOME_KEEP, knee=KNEE_OF_UNLIKE, links=LINKS,
+    )  # fmt: skip
     prefills, decodes = disaggregated(2, 2)
     decodes |= {"max_num_seqs": 16, "first_token_with_kv": False}  # vLLM and SGLang; few slots, so that they are scarce
     found["disaggregated_in_a_slot"] = cell(
