@@ -412,9 +412,9 @@ second session was trained on. Of Figures 6.1 to 6.11 only 6.3, 6.5 and 6.7 are 
 With the trained analyser (parts `trained_requests`, `trained_slos`, `trained_mixes` and `trained_replicas`) the paper's
 factors of Figures 6.2, 6.8, 6.9 and the mix of Figure 6.10 are missed; with the noise model, which earns more in each,
 that of 6.8 is met. CALM as printed falls below LTR in two cases: requests in time at {HEADLINE:g} programs/s, and
-tokens with 1 latency : 2 deadline. In all other cases of Figures 6.8 to 6.10 it earns more than every baseline, and with
-latency-sensitive requests alone more than the paper's factor over Sarathi-Serve (met). In the worst cases of Figures
-6.8 to 6.10 a third to a half of the distance to the oracle is the rule by which programs are given up: with the
+tokens with 1 latency : 2 deadline. In all other cases of Figures 6.8 to 6.10 it earns more than every baseline, and
+with latency-sensitive requests alone more than the paper's factor over Sarathi-Serve (met). In the worst cases of
+Figures 6.8 to 6.10 a third to a half of the distance to the oracle is the rule by which programs are given up: with the
 oracle's in place of its own, CALM as printed earns about a third more there. Weighing goodput by chance puts it above
 LTR in all of them ([decision 261](../decisions/batching.md#261)). The oracle itself earns less than 1.8 times as much
 as LTR there, so at these rates no better analyser would reach the paper's 2.3 (Figure 6.9) and 1.8 (6.10)."""
