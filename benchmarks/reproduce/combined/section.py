@@ -45,7 +45,9 @@ pairs, so there is no tolerance for noise. That page says when they were run; th
 `sequences` and `reported` below, when they were taken from it. Disaggregated HyperFlexis (Fig. 4) is
 measured again here, since its section uses vLLM's batching in all engines and the set does not. With 64 and
 256 sequences per engine (two seeds) the set is compared with the best, at each load, of HyperFlexis as
-printed, SCORPIO, the engines' own priority by class and round robin.
+printed, SCORPIO, the engines' own priority by class and round robin. Why it is behind SCORPIO at its best with 256
+sequences where 600 requests come within two seconds (2-task mix, 4.5 times the 90 % point) is
+[decision 331](../decisions/capacity.md#331).
 
 Kairos' setting is simulated as a whole here, with `decode_by: longest` (a step takes as long as its longest sequence
 needs) as in the testbed of its section: dispatcher, prefill engine, migrator, link, decode engine. Dispatcher and
