@@ -18,6 +18,7 @@ import heapq
 import math
 from collections import deque
 from collections.abc import Iterable, Mapping, Sequence
+from operator import attrgetter
 
 from controller.core.errors import ConfigError
 from controller.flow.policies import Turn
@@ -28,41 +29,68 @@ MOST_ROUNDS = 200  # divisions of one port while the network settles
 Rank = tuple[float, ...]
 
 
-class FluidFlow:
-    """`left`: bytes at `at`; `rate`: bytes/s since then; `singles`: how many single flows it stands for; `ranks`: its
-    rank at each port of its path; `own`: the port of its sender; `number`: which start of the network it was."""
+class _Queue:
+    """Flows of one rank at a port. `offer`: the rate that each single one can have, bytes/s. Until it is `told` to all
+    of them they count on the whole port."""
 
-    __slots__ = ("at", "id", "left", "number", "own", "path", "ranks", "rate", "singles", "turn", "version")
+    __slots__ = ("flows", "offer", "port", "rank", "told")
+
+    def __init__(self, port: _Port, rank: Rank) -> None:
+        self.port = port
+        self.rank = rank
+        self.flows: dict[str, FluidFlow] = {}
+        self.offer = port.bandwidth
+        self.told = False
+
+
+class _Port:
+    """`queues`: by rank, and `in_order` the same, first to last, or None after a change. `floored`: how many of its
+    flows have a floor. `stale`: dividing it may give other offers than it did. `waits`: for that in `settle`."""
+
+    __slots__ = ("bandwidth", "floored", "in_order", "name", "queues", "stale", "waits")
+
+    def __init__(self, name: str, bandwidth: float) -> None:
+        self.name = name
+        self.bandwidth = bandwidth
+        self.queues: dict[Rank, _Queue] = {}
+        self.in_order: list[_Queue] | None = None
+        self.floored = 0
+        self.stale = False
+        self.waits = False
+
+
+class FluidFlow:
+    """`left`: bytes at `at`; `rate`: bytes/s since then; `singles`: how many single flows it stands for; `queues`: its
+    place at each port of its path; `own`: the port of its sender; `number`: which start of the network it was."""
+
+    __slots__ = ("at", "id", "left", "number", "own", "path", "queues", "rate", "singles", "turn", "version")
 
     def __init__(
-        self, flow_id: str, path: Sequence[str], size: float, turn: Turn, now: float, singles: int, own: str
+        self, flow_id: str, path: Sequence[_Port], size: float, turn: Turn, now: float, singles: int, own: str
     ) -> None:
         self.id = flow_id
-        self.path = tuple(path)
+        self.path = path
         self.left = float(size)
         self.turn = turn
         self.at = now
         self.rate = 0.0
         self.singles = singles
         self.own = own
-        self.ranks: tuple[Rank, ...] = ()
+        self.queues: Sequence[_Queue] = ()
         self.number = 0
         self.version = 0
 
     def left_at(self, now: float) -> float:
         return max(0.0, self.left - self.rate * (now - self.at))
 
-
-class _Port:
-    """Flows of a port by rank, and the rate that it offers to each single one of a rank."""
-
-    __slots__ = ("bandwidth", "name", "offers", "ranks")
-
-    def __init__(self, name: str, bandwidth: float) -> None:
-        self.name = name
-        self.bandwidth = bandwidth
-        self.ranks: dict[Rank, dict[str, FluidFlow]] = {}
-        self.offers: dict[Rank, float] = {}
+    def limit(self, here: _Queue) -> float:
+        """The rate that its cap and the other ports of its path allow each of its single flows."""
+        cap = self.turn.cap
+        limit = math.inf if cap is None else cap / self.singles
+        for queue in self.queues:
+            if queue is not here and queue.offer < limit:
+                limit = queue.offer
+        return limit
 
 
 class FluidNetwork:
@@ -74,7 +102,7 @@ class FluidNetwork:
         self._by_class = by_class
         self._ports: dict[str, _Port] = {}
         self._flows: dict[str, FluidFlow] = {}
-        self._changed: dict[str, None] = {}  # ports to divide again
+        self._changed: dict[_Port, None] = {}  # ports to divide again
         self._ends: list[tuple[float, int, int, str]] = []  # time, number and version of the flow, its id
         self._started = 0
         self.moved_bytes = 0.0
@@ -115,9 +143,11 @@ class FluidNetwork:
             raise ConfigError("singles must be at least 1", field="singles")
         if flow_id in self._flows:
             raise ConfigError(f"flow {flow_id!r} has started", field="id")
-        if unknown := [port for port in path if port not in self._ports]:
-            raise ConfigError(f"unknown port {unknown[0]!r}", field="path")
-        flow = self._flows[flow_id] = FluidFlow(flow_id, path, size, turn, now, singles, own)
+        try:
+            ports = [self._ports[port] for port in path]
+        except KeyError as error:
+            raise ConfigError(f"unknown port {error.args[0]!r}", field="path") from None
+        flow = self._flows[flow_id] = FluidFlow(flow_id, ports, size, turn, now, singles, own)
         self._started = flow.number = self._started + 1
         self._enter(flow)
 
@@ -171,70 +201,41 @@ class FluidNetwork:
         for flow in map(self._flows.__getitem__, flow_ids):
             band = flow.turn.rank[0]
             for port in flow.path:
-                of_port = found.setdefault(port, {})
+                of_port = found.setdefault(port.name, {})
                 of_port[band] = of_port.get(band, 0.0) + flow.rate
         return found
 
     def settle(self, now: float) -> None:
         """Divide the ports again where something has changed, until all offers agree."""
-        waiting, queued = deque(self._changed), set(self._changed)
+        waiting = deque(self._changed)
         self._changed.clear()
+        for port in waiting:
+            port.waits = True  # and `stale`, as all that have changed
+            for queue in port.queues.values():
+                if not queue.told:
+                    _mark_others(queue)
         moved: dict[str, FluidFlow] = {}
         most = MOST_ROUNDS * max(1, len(self._ports))
         while waiting and most:
             most -= 1
-            port = self._ports[waiting.popleft()]
-            queued.discard(port.name)
-            for flow in self._divide(port):
+            port = waiting.popleft()
+            port.waits = False
+            if not port.stale:
+                continue
+            for flow in _divide(port):
                 moved[flow.id] = flow
-                for name in flow.path:
-                    if name is not port.name and name not in queued:
-                        queued.add(name)
-                        waiting.append(name)
+                for other in flow.path:
+                    if not other.waits:
+                        other.waits = True
+                        waiting.append(other)
+        for port in waiting:
+            port.waits = False
         for flow in moved.values():
             self._set_rate(flow, now)
 
-    # ---- sharing ----------------------------------------------------------------------------------------------------
-
-    def _divide(self, port: _Port) -> list[FluidFlow]:
-        """Compute the port's offers again. The flows whose offer here changed."""
-        changed: list[FluidFlow] = []
-        floors = self._floors(port)
-        room = port.bandwidth - sum(floors.values())
-        smallest = TOLERANCE * port.bandwidth
-        for rank in sorted(port.ranks):
-            flows = port.ranks[rank]
-            room += floors.get(rank, 0.0)
-            limits = [(self._elsewhere(flow, port.name), flow.singles) for flow in flows.values()]
-            offer = _offer(limits, room)
-            before = port.offers.get(rank)
-            if before is None or abs(offer - before) > smallest:
-                port.offers[rank] = offer
-                changed += flows.values()
-            room = max(0.0, room - sum(singles * min(limit, offer) for limit, singles in limits))
-        return changed
-
-    def _floors(self, port: _Port) -> dict[Rank, float]:
-        """What ranks with a floor get before all others, at most what they can use."""
-        found = {}
-        for rank, flows in port.ranks.items():
-            floor = max(flow.turn.floor for flow in flows.values())
-            if floor:
-                usable = sum(flow.singles * self._elsewhere(flow, port.name) for flow in flows.values())
-                found[rank] = min(floor * port.bandwidth, usable)
-        return found
-
-    def _elsewhere(self, flow: FluidFlow, here: str) -> float:
-        """The rate that its cap and the other ports of its path allow each of its single flows."""
-        limit = math.inf if flow.turn.cap is None else flow.turn.cap / flow.singles
-        for name, rank in zip(flow.path, flow.ranks, strict=True):
-            if name != here:
-                limit = min(limit, self._ports[name].offers.get(rank, self._ports[name].bandwidth))
-        return limit
-
     def _set_rate(self, flow: FluidFlow, now: float) -> None:
-        cap, offers = flow.turn.cap, zip(flow.path, flow.ranks, strict=True)
-        rate = flow.singles * min(self._ports[name].offers[rank] for name, rank in offers)
+        cap = flow.turn.cap
+        rate = flow.singles * min([queue.offer for queue in flow.queues])
         rate = rate if cap is None else min(rate, cap)
         if rate == flow.rate and flow.version:
             return
@@ -248,31 +249,86 @@ class FluidNetwork:
     # ---- flows ------------------------------------------------------------------------------------------------------
 
     def _enter(self, flow: FluidFlow) -> None:
-        flow.ranks = self._ranks(flow)
-        for name, rank in zip(flow.path, flow.ranks, strict=True):
-            port = self._ports[name]
-            port.ranks.setdefault(rank, {})[flow.id] = flow
-            port.offers.pop(rank, None)  # so that the newcomer is told even an offer that stays
-            self._changed[name] = None
-
-    def _ranks(self, flow: FluidFlow) -> tuple[Rank, ...]:
-        rank, packets = flow.turn.rank, (float(flow.turn.wire_class),)
-        return tuple(packets if self._by_class and name != flow.own else rank for name in flow.path)
+        rank, floored = flow.turn.rank, flow.turn.floor > 0
+        packets = (float(flow.turn.wire_class),)
+        queues = []
+        for port in flow.path:
+            of_port = packets if self._by_class and port.name != flow.own else rank
+            queue = port.queues.get(of_port)
+            if queue is None:
+                queue = port.queues[of_port] = _Queue(port, of_port)
+                port.in_order = None
+            queue.flows[flow.id] = flow
+            queue.offer, queue.told = port.bandwidth, False  # the newcomer is told even an offer that stays
+            queues.append(queue)
+            port.floored += floored
+            port.stale = True
+            self._changed[port] = None
+        flow.queues = queues
 
     def _leave(self, flow: FluidFlow) -> None:
-        for name, rank in zip(flow.path, flow.ranks, strict=True):
-            port = self._ports[name]
-            flows = port.ranks[rank]
-            del flows[flow.id]
-            if not flows:
-                del port.ranks[rank]
-                port.offers.pop(rank, None)
-            self._changed[name] = None
+        floored = flow.turn.floor > 0
+        for queue in flow.queues:
+            port = queue.port
+            del queue.flows[flow.id]
+            if not queue.flows:
+                del port.queues[queue.rank]
+                port.in_order = None
+            port.floored -= floored
+            port.stale = True
+            self._changed[port] = None
 
     def _remove(self, flow: FluidFlow, now: float) -> None:
         self.moved_bytes += flow.left - flow.left_at(now)
         del self._flows[flow.id]
         self._leave(flow)
+
+
+def _divide(port: _Port) -> list[FluidFlow]:
+    """Compute the port's offers again. The flows whose offer here changed."""
+    changed: list[FluidFlow] = []
+    floors = _floors(port) if port.floored else {}
+    room = port.bandwidth - sum(floors.values())
+    smallest = TOLERANCE * port.bandwidth
+    if port.in_order is None:
+        port.in_order = sorted(port.queues.values(), key=_rank_of)
+    port.stale = False
+    for queue in port.in_order:
+        if floors:
+            room += floors.get(queue.rank, 0.0)
+        offer = 0.0
+        if room:
+            limits = [(flow.limit(queue), flow.singles) for flow in queue.flows.values()]
+            offer = _offer(limits, room)
+            room = max(0.0, room - sum([singles * min(limit, offer) for limit, singles in limits]))
+        if not queue.told or abs(offer - queue.offer) > smallest:
+            queue.offer, queue.told = offer, True
+            _mark_others(queue)
+            changed += queue.flows.values()
+    return changed
+
+
+_rank_of = attrgetter("rank")
+
+
+def _mark_others(queue: _Queue) -> None:
+    """What the other ports on the way of these flows divide is another now."""
+    here = queue.port
+    for flow in queue.flows.values():
+        for port in flow.path:
+            if port is not here:
+                port.stale = True
+
+
+def _floors(port: _Port) -> dict[Rank, float]:
+    """What ranks with a floor get before all others, at most what they can use."""
+    found = {}
+    for rank, queue in port.queues.items():
+        floor = max(flow.turn.floor for flow in queue.flows.values())
+        if floor:
+            usable = sum(flow.singles * flow.limit(queue) for flow in queue.flows.values())
+            found[rank] = min(floor * port.bandwidth, usable)
+    return found
 
 
 def _offer(limits: Sequence[tuple[float, int]], room: float) -> float:
@@ -281,11 +337,14 @@ def _offer(limits: Sequence[tuple[float, int]], room: float) -> float:
 
     If the limits leave room, one flow more could have its limit and all of that.
     """
-    total = sum(limit * singles for limit, singles in limits)
+    if len(limits) == 1:
+        (limit, singles), total = limits[0], limits[0][0] * limits[0][1]
+        return limit + (room - total) / singles if total <= room else room / singles
+    total = sum([limit * singles for limit, singles in limits])
     if total <= room:
         most, singles = max(limits)
         return most + (room - total) / singles
-    left, count = room, sum(singles for _, singles in limits)
+    left, count = room, sum([singles for _, singles in limits])
     for limit, singles in sorted(limits):
         if limit * count > left:
             return left / count
