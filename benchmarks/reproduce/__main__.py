@@ -39,7 +39,7 @@ def run_paper(name: str, parts: Sequence[str], quick: bool, traces: Path | None 
 
     Progress goes to standard error, prefixed by the paper.
     """
-    began = time.monotonic()
+    began, busy = time.monotonic(), _processor_s()
     module = importlib.import_module(f"benchmarks.reproduce.{name}.section")
     chosen: dict[str, Any] = {"parts": parts} if parts else {}
     if traces is not None:
@@ -52,6 +52,7 @@ def run_paper(name: str, parts: Sequence[str], quick: bool, traces: Path | None 
     meta = {
         "on": f"{datetime.now(UTC):%Y-%m-%d}",
         "took": f"{time.monotonic() - began:.0f} s",
+        "processor": f"{_processor_s() - busy:.0f} s",
         "tree": _git("describe", "--always", "--dirty"),
         "deciders": _git("log", "-1", "--format=%h", "--", *DECIDERS),
         "Python": platform.python_version(),
@@ -61,6 +62,12 @@ def run_paper(name: str, parts: Sequence[str], quick: bool, traces: Path | None 
     if parts and all(part in copied for part in parts):  # nothing ran but what another section stored
         meta["deciders"] = _deciders_of(copied[parts[0]])
     return replace(section, meta={**section.meta, **meta})
+
+
+def _processor_s() -> float:
+    """Processor time of this process and of those that it waited for: what a run takes however busy the machine is."""
+    used = os.times()
+    return used.user + used.system + used.children_user + used.children_system
 
 
 def _deciders_of(paper: str) -> str:

@@ -147,15 +147,18 @@ def _page(section: Section, folder: Path) -> str:
 
 
 def _run(section: Section) -> str:
-    """When it was run, and its parts; where each part has a run of its own, how long they took together."""
+    """When it was run, and its parts; where each part has a run of its own, how long they took together: the processor
+    time, if it is known of each."""
     meta = section.meta
     again: Mapping[str, Mapping[str, Any]] = meta.get("parts", {})
     parts = [f"- {_part(name)}: run again {_when(own)}\n" for name, own in again.items()]
-    took = [str(own.get("took", "")).removesuffix(" s") for own in again.values()]
+    known = "processor" if all("processor" in own for own in again.values()) else "took"
+    took = [str(own.get(known, "")).removesuffix(" s") for own in again.values()]
     made = {claim.part for claim in section.claims} | {table.part for table in section.tables}
     if len(again) > 1 and made <= set(again) and all(each.isdigit() for each in took):
         seconds = sum(map(int, took))
-        parts.append(f"- all of these parts: {seconds:,} s ({seconds / 60:.0f} minutes)\n")
+        what = " of processor time" if known == "processor" else ""
+        parts.append(f"- all of these parts: {seconds:,} s{what} ({seconds / 60:.0f} minutes)\n")
     return f"Run {_when(meta)}.\n\n" + ("".join([*parts, "\n"]) if parts else "")
 
 
@@ -170,6 +173,7 @@ def _when(meta: Mapping[str, Any]) -> str:
     told = [
         f"on {meta['on']}" if "on" in meta else "",
         f"in {meta['took']}" if "took" in meta else "",
+        f"with {meta['processor']} of processor time" if "processor" in meta else "",
         (f"from commit {commit}" + (" with changes that were not committed yet" if dirty else "")) if commit else "",
         f"with the deciders of commit {meta['deciders']}" if "deciders" in meta else "",
         f"with Python {meta['Python']}" if "Python" in meta else "",

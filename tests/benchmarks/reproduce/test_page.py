@@ -96,6 +96,7 @@ def test_a_run_names_the_commit_of_the_deciders(tmp_path, monkeypatch):
         ["git", "log", "-1", "--format=%h", "--", "controller"], cwd=ROOT, capture_output=True, text=True, check=False
     )
     assert section.meta["deciders"] == (last.stdout.strip() or "unknown")
+    assert section.meta["processor"].removesuffix(" s").isdigit()
     write([replace(section, meta={"tree": "aaa", "deciders": "bbb"})], tmp_path)
     assert "Run from commit aaa, with the deciders of commit bbb.\n" in (tmp_path / "paper.md").read_text()
 
@@ -175,6 +176,18 @@ def test_a_page_says_how_long_all_parts_took(tmp_path):
     assert "- all of these parts: 3,640 s (61 minutes)\n" in (tmp_path / "paper.md").read_text()
     write([replace(section, claims=[*section.claims, parted("3", 1.0, "fig3")])], tmp_path)
     assert "all of these parts" not in (tmp_path / "paper.md").read_text()
+
+
+def test_a_page_tells_the_processor_time_of_all_parts_if_each_has_it(tmp_path):
+    parts = {"fig1": {"took": "90 s", "processor": "70 s"}, "fig2": {"took": "7200 s", "processor": "3600 s"}}
+    section = Section("Paper", "", [parted("1", 1.0, "fig1"), parted("2", 3.0, "fig2")], [], [], {"parts": parts})
+    write([section], tmp_path)
+    page = (tmp_path / "paper.md").read_text()
+    assert "in 90 s, with 70 s of processor time" in page
+    assert "- all of these parts: 3,670 s of processor time (61 minutes)\n" in page
+    del parts["fig1"]["processor"]
+    write([section], tmp_path)
+    assert "- all of these parts: 7,290 s (122 minutes)\n" in (tmp_path / "paper.md").read_text()
 
 
 def test_headlines_are_those_of_the_stored_claims():
