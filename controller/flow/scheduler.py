@@ -230,6 +230,8 @@ class FlowScheduler:
         for event in events:
             self._apply(event, now, touched, actions)
         self._expire(now, touched)
+        if not self._flows:
+            return actions, self._rest(now)
         for flow_id in self._lates.take(now):
             touched.setdefault(flow_id, False)
         self._stale |= dict.fromkeys(touched, False)
@@ -255,6 +257,14 @@ class FlowScheduler:
             self._wakes_at = min(self._wakes_at, self._period_at + self.config.period_s)
         late_at = self._lates.first_key()
         return actions, self._wakes_at if late_at is None else min(self._wakes_at, late_at)
+
+    def _rest(self, now: float) -> float:
+        """Without flows: nothing changes before one comes, but that the order expires."""
+        self._stale.clear()
+        if now >= self._period_at + self.config.period_s - 1e-12:
+            self._period_at = now
+        self._wakes_at = self._wake_at(now)
+        return self._wakes_at
 
     # ---- events -----------------------------------------------------------------------------------------------------
 

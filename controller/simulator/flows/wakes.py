@@ -15,6 +15,8 @@ class Wakes:
         self._heap: list[tuple[float, str]] = []
 
     def set(self, host: str, at: float) -> None:
+        if self._at.get(host) == at:
+            return
         self._at[host] = at
         if at < math.inf:
             heapq.heappush(self._heap, (at, host))
@@ -31,4 +33,5 @@ class Wakes:
         while self._heap and self._heap[0][0] <= to:
             at, host = heapq.heappop(self._heap)
             if self._at[host] == at:
+                self._at[host] = math.inf
                 yield host
