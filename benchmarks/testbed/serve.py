@@ -105,6 +105,10 @@ class LinkNetwork:
         self._going.add(task)
         task.add_done_callback(self._over)
 
+    def submit_all(self, flows: Sequence[tuple[MsFlow, Sequence[str] | None]]) -> None:
+        for flow, path in flows:
+            self.submit(flow, path)
+
     def tell(self, host: str, events: Sequence[FlowEvent]) -> None:
         for event in events:
             if isinstance(event, LayerStarted | BatchComputed):

@@ -24,6 +24,7 @@ from controller.core.errors import ConfigError
 from controller.flow.policies import Turn
 
 TOLERANCE = 1e-7  # of a port's bandwidth, up to which two offers are equal
+WAITING = Turn((math.inf,))  # of a flow that has no turn yet
 MOST_ROUNDS = 200  # divisions of one port while the network settles
 
 Rank = tuple[float, ...]
@@ -130,12 +131,13 @@ class FluidNetwork:
         flow_id: str,
         path: Sequence[str],
         size: float,
-        turn: Turn,
+        turn: Turn | None,
         now: float,
         singles: int = 1,
         own: str = "",
     ) -> None:
-        """`own`: the sender's port, if it is on the path. Raises ConfigError for a size that is not positive, no single
+        """`turn`: None if it has none yet, and does not move before it has. `own`: the sender's port, if it is on the
+        path. Raises ConfigError for a size that is not positive, no single
         flow, an unknown port, or an id in use."""
         if not size > 0:
             raise ConfigError("size must be positive bytes", field="size")
@@ -147,13 +149,16 @@ class FluidNetwork:
             ports = [self._ports[port] for port in path]
         except KeyError as error:
             raise ConfigError(f"unknown port {error.args[0]!r}", field="path") from None
-        flow = self._flows[flow_id] = FluidFlow(flow_id, ports, size, turn, now, singles, own)
+        flow = self._flows[flow_id] = FluidFlow(flow_id, ports, size, turn or WAITING, now, singles, own)
         self._started = flow.number = self._started + 1
-        self._enter(flow)
+        if turn is None:
+            self._changed |= dict.fromkeys(ports)  # they are divided in the order in which flows came
+        else:
+            self._enter(flow)
 
     def turn(self, flow_id: str, turn: Turn) -> None:
         flow = self._flows.get(flow_id)
-        if flow is not None and flow.turn != turn:
+        if flow is not None and (flow.turn != turn or not flow.queues):
             self._leave(flow)
             flow.turn = turn
             self._enter(flow)
@@ -220,7 +225,7 @@ class FluidNetwork:
             most -= 1
             port = waiting.popleft()
             port.waits = False
-            if not port.stale:
+            if not port.stale or not port.queues:
                 continue
             for flow in _divide(port):
                 moved[flow.id] = flow

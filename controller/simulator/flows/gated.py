@@ -89,6 +89,10 @@ class GatedRun:
             host.report_at = self.now + self.report_s
         self._soon(flow.egress)
 
+    def submit_all(self, flows: Sequence[tuple[MsFlow, Sequence[str] | None]]) -> None:
+        for flow, path in flows:
+            self.submit(flow, path)
+
     def tell(self, host: str, events: Sequence[FlowEvent]) -> None:
         """What a daemon hears of computing and of the coordinator. Other events are left out."""
         gate = self._host(host).gate

@@ -161,6 +161,10 @@ class PrefillNetwork(Protocol):
 
     def submit(self, flow: MsFlow, path: Sequence[str] | None = None) -> None: ...
 
+    def submit_all(self, flows: Sequence[tuple[MsFlow, Sequence[str] | None]]) -> None:
+        """Flows of one host, with their paths."""
+        ...
+
     def tell(self, host: str, events: Sequence[FlowEvent]) -> None: ...
 
     def hosts(self) -> Sequence[str]:
@@ -363,20 +367,21 @@ class PrefillRun:
     def _exchange(self, batch: _Batch) -> None:
         mean = sum(batch.tokens) / self.shape.ranks
         unit, layer = f"p{batch.instance}", batch.group
-        ids = tuple(each.request.id for each in batch.requests)
+        ids, singles = tuple(each.request.id for each in batch.requests), self.shape.collective_flows
         for rank in range(self.shape.ranks):
             size = self.shape.collective_bytes(batch.tokens[rank], mean)
             if size <= 0:
                 continue
             out, into = f"{unit}.{rank}.out", f"{unit}.{rank}.in"
+            flows: list[tuple[MsFlow, Sequence[str]]] = []
             for side, port in (("out", out), ("in", into)):
-                batch.collectives += 1
                 name = f"{batch.id}.c{layer}.{rank}.{side}"
                 flow = MsFlow(
-                    name, FlowStage.COLLECTIVE, size, out, into, unit, batch.id, ids, layer,
-                    singles=self.shape.collective_flows,
+                    name, FlowStage.COLLECTIVE, size, out, into, unit, batch.id, ids, layer, singles=singles
                 )  # fmt: skip
-                self.network.submit(flow, (port,))
+                flows.append((flow, (port,)))
+            batch.collectives += len(flows)
+            self.network.submit_all(flows)
         self._exchange_began[batch.id] = self.now
         if not batch.collectives:
             self._group_done(batch)

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from controller.flow.flows import MsFlow
-from controller.flow.policies import FlowPolicy, Turn
+from controller.flow.policies import FlowPolicy
 from controller.flow.scheduler import (
     Ended,
     FlowEvent,
@@ -66,14 +66,24 @@ class FlowRun:
 
     def submit(self, flow: MsFlow, path: Sequence[str] | None = None) -> None:
         """The flow is ready now. Its host is its egress port."""
-        host = self._host(flow.egress)
-        self._flows[flow.id] = host.flows[flow.id] = flow
-        for port in {flow.egress, flow.ingress}:
-            host.ports[port] = host.ports.get(port, 0) + 1
-        through, waiting = path or (flow.egress, flow.ingress), Turn((math.inf,))
-        self.network.start(flow.id, through, flow.size_bytes, waiting, self.now, flow.singles, flow.egress)
-        new = [port for port in (flow.egress, flow.ingress) if host.ports[port] == 1]
-        self._call(flow.egress, [*self._seen(host, new), Submitted(flow)])
+        self.submit_all([(flow, path)])
+
+    def submit_all(self, flows: Sequence[tuple[MsFlow, Sequence[str] | None]]) -> None:
+        """Flows of one host that are ready now, with their paths: it is called once."""
+        name = flows[0][0].egress
+        host = self._host(name)
+        new: list[str] = []
+        for flow, path in flows:
+            self._flows[flow.id] = host.flows[flow.id] = flow
+            for port in (flow.egress, flow.ingress):
+                if port not in host.ports:
+                    new.append(port)
+                    host.ports[port] = 0
+            for port in {flow.egress, flow.ingress}:
+                host.ports[port] += 1
+            through = path or (flow.egress, flow.ingress)
+            self.network.start(flow.id, through, flow.size_bytes, None, self.now, flow.singles, flow.egress)
+        self._call(name, [*self._seen(host, new), *(Submitted(flow) for flow, _ in flows)])
 
     def cancel(self, flow_id: str) -> None:
         """It is given up now, and its host hears of it. One that has ended is left out."""
@@ -130,9 +140,11 @@ class FlowRun:
             host = self._hosts[name] = _Host(FlowScheduler(self.policy(), self.config))
         return host
 
-    def _seen(self, host: _Host, ports: Iterable[str]) -> list[PortSeen]:
+    def _seen(self, host: _Host, ports: Collection[str]) -> list[PortSeen]:
         """What a daemon knows of ports: what its own host's flows take of them. Others that come to the same receiver
         are known to their own daemons."""
+        if not ports:
+            return []
         rates = self.network.rates(host.flows)
         return [PortSeen(port, self.network.bandwidth(port), rates.get(port, {})) for port in ports]
 
