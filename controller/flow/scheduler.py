@@ -303,7 +303,10 @@ class FlowScheduler:
         self._ports[seen.port] = seen
         if before.bandwidth != seen.bandwidth:
             self._left_changed(self._flows, touched)
-        for band, watchers in self._watchers.get(seen.port, {}).items():
+        watched = self._watchers.get(seen.port)
+        if watched is None:
+            return
+        for band, watchers in watched.items():
             was, is_now = (min(_load_before(each, band), self.policy.most_load) for each in (before, seen))
             # With less load they change later than expected, so to look for nothing then costs less than this.
             if is_now > was or (is_now < was and not self.config.lazy):
@@ -314,7 +317,8 @@ class FlowScheduler:
         if state is not None:
             state.left, state.at = max(0.0, left), now
             touched.setdefault(flow_id, False)
-            self._left_changed(self._of_request.get(_request_of(state.flow), ()), touched)
+            if state.flow.stage is FlowStage.KV_TRANSFER:
+                self._left_changed(self._of_request[_request_of(state.flow)], touched)
 
     def _layer_needed(self, flow_id: str, layer: int, touched: dict[str, bool]) -> None:
         """Its urgency is that of a flow of this layer alone, which may be less than before."""
@@ -346,11 +350,10 @@ class FlowScheduler:
         if flow.id in self._flows:
             actions.append(NotTaken(flow.id, "id", f"flow {flow.id!r} was submitted before"))
             return
-        unknown = next((port for port in (flow.egress, flow.ingress) if port not in self._ports), None)
-        if unknown is not None:
-            field_name = "egress" if unknown == flow.egress else "ingress"
-            actions.append(NotTaken(flow.id, field_name, f"port {unknown!r} is not known"))
-            return
+        for field_name, port in (("egress", flow.egress), ("ingress", flow.ingress)):
+            if port not in self._ports:
+                actions.append(NotTaken(flow.id, field_name, f"port {port!r} is not known"))
+                return
         self._number += 1
         self._flows[flow.id] = FlowState(flow, self._number, now)
         self._of_unit.setdefault(flow.unit, set()).add(flow.id)
@@ -373,6 +376,8 @@ class FlowScheduler:
         self._watch(state, None)
         flow = state.flow
         _discard(self._of_unit, flow.unit, flow_id)
+        if flow.stage is not FlowStage.KV_TRANSFER:
+            return
         key = _request_of(flow)
         if _discard(self._of_request, key, flow_id):
             self._later.pop(key, None)
@@ -425,7 +430,7 @@ class FlowScheduler:
     def _pruned(self, flow: MsFlow) -> bool:
         if self._order is None or not flow.requests:
             return False
-        return all(request in self._order.scavengers for request in flow.requests)
+        return self._order.scavengers.issuperset(flow.requests)
 
     def _periodic(self, now: float) -> list[str]:
         """KV transfers that may have another turn than at the last boundary, of batches that are not computed any more:

@@ -88,9 +88,10 @@ class FluidFlow:
         """The rate that its cap and the other ports of its path allow each of its single flows."""
         cap = self.turn.cap
         limit = math.inf if cap is None else cap / self.singles
-        for queue in self.queues:
-            if queue is not here and queue.offer < limit:
-                limit = queue.offer
+        if len(self.queues) > 1:
+            for queue in self.queues:
+                if queue is not here and queue.offer < limit:
+                    limit = queue.offer
         return limit
 
 
@@ -185,11 +186,12 @@ class FluidNetwork:
 
     def next_end(self) -> float:
         """When the next flow ends if nothing changes; infinite if none moves. Call `settle` before."""
-        while self._ends:
-            at, number, version, flow_id = self._ends[0]
+        ends = self._ends
+        while ends:
+            at, number, version, flow_id = ends[0]
             if self._is_now(flow_id, number, version):
                 return at
-            heapq.heappop(self._ends)
+            heapq.heappop(ends)
         return math.inf
 
     def left(self, flow_id: str, now: float) -> float:
@@ -218,7 +220,7 @@ class FluidNetwork:
             port.waits = True  # and `stale`, as all that have changed
             for queue in port.queues.values():
                 if not queue.told:
-                    _mark_others(queue)
+                    _mark_others(queue)  # they were divided by another offer
         moved: dict[str, FluidFlow] = {}
         most = MOST_ROUNDS * max(1, len(self._ports))
         while waiting and most:
@@ -240,7 +242,8 @@ class FluidNetwork:
 
     def _set_rate(self, flow: FluidFlow, now: float) -> None:
         cap = flow.turn.cap
-        rate = flow.singles * min([queue.offer for queue in flow.queues])
+        queues = flow.queues
+        rate = flow.singles * (queues[0].offer if len(queues) == 1 else min([queue.offer for queue in queues]))
         rate = rate if cap is None else min(rate, cap)
         if rate == flow.rate and flow.version:
             return
@@ -304,8 +307,14 @@ def _divide(port: _Port) -> list[FluidFlow]:
         offer = 0.0
         if room:
             limits = [(flow.limit(queue), flow.singles) for flow in queue.flows.values()]
-            offer = _offer(limits, room)
-            room = max(0.0, room - sum([singles * min(limit, offer) for limit, singles in limits]))
+            if len(limits) == 1:  # as most are
+                limit, singles = limits[0]
+                total = limit * singles
+                offer = limit + (room - total) / singles if total <= room else room / singles
+                room = max(0.0, room - singles * min(limit, offer))
+            else:
+                offer = _offer(limits, room)
+                room = max(0.0, room - sum([singles * min(limit, offer) for limit, singles in limits]))
         if not queue.told or abs(offer - queue.offer) > smallest:
             queue.offer, queue.told = offer, True
             _mark_others(queue)
@@ -342,9 +351,6 @@ def _offer(limits: Sequence[tuple[float, int]], room: float) -> float:
 
     If the limits leave room, one flow more could have its limit and all of that.
     """
-    if len(limits) == 1:
-        (limit, singles), total = limits[0], limits[0][0] * limits[0][1]
-        return limit + (room - total) / singles if total <= room else room / singles
     total = sum([limit * singles for limit, singles in limits])
     if total <= room:
         most, singles = max(limits)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
@@ -72,18 +72,19 @@ class FlowRun:
         """Flows of one host that are ready now, with their paths: it is called once."""
         name = flows[0][0].egress
         host = self._host(name)
-        new: list[str] = []
+        events = self._reports(host)
         for flow, path in flows:
             self._flows[flow.id] = host.flows[flow.id] = flow
             for port in (flow.egress, flow.ingress):
                 if port not in host.ports:
-                    new.append(port)
+                    events.append(PortSeen(port, self.network.bandwidth(port)))
                     host.ports[port] = 0
             for port in {flow.egress, flow.ingress}:
                 host.ports[port] += 1
             through = path or (flow.egress, flow.ingress)
             self.network.start(flow.id, through, flow.size_bytes, None, self.now, flow.singles, flow.egress)
-        self._call(name, [*self._seen(host, new), *(Submitted(flow) for flow, _ in flows)])
+        events += [Submitted(flow) for flow, _ in flows]
+        self._handle(name, host, events)
 
     def cancel(self, flow_id: str) -> None:
         """It is given up now, and its host hears of it. One that has ended is left out."""
@@ -140,22 +141,25 @@ class FlowRun:
             host = self._hosts[name] = _Host(FlowScheduler(self.policy(), self.config))
         return host
 
-    def _seen(self, host: _Host, ports: Collection[str]) -> list[PortSeen]:
-        """What a daemon knows of ports: what its own host's flows take of them. Others that come to the same receiver
-        are known to their own daemons."""
-        if not ports:
+    def _reports(self, host: _Host) -> list[FlowEvent]:
+        """What a daemon knows of flows and ports, if it is time: what its own host's flows take of ports. Others that
+        come to the same receiver are known to their own daemons."""
+        if self.now - host.reported_at < self.report_s:
             return []
-        rates = self.network.rates(host.flows)
-        return [PortSeen(port, self.network.bandwidth(port), rates.get(port, {})) for port in ports]
+        host.reported_at = self.now
+        if not host.flows:
+            return []
+        network, rates = self.network, self.network.rates(host.flows)
+        found: list[FlowEvent] = [PortSeen(port, network.bandwidth(port), rates.get(port, {})) for port in host.ports]
+        found += [FlowProgress(flow_id, network.left(flow_id, self.now)) for flow_id in host.flows]
+        return found
 
     def _call(self, name: str, events: Sequence[FlowEvent]) -> None:
         host = self._host(name)
-        reports: list[FlowEvent] = []
-        if self.now - host.reported_at >= self.report_s:
-            host.reported_at = self.now
-            reports += self._seen(host, host.ports)
-            reports += [FlowProgress(flow_id, self.network.left(flow_id, self.now)) for flow_id in host.flows]
-        actions, wake_at = host.scheduler.handle([*reports, *events], self.now)
+        self._handle(name, host, [*self._reports(host), *events])
+
+    def _handle(self, name: str, host: _Host, events: Sequence[FlowEvent]) -> None:
+        actions, wake_at = host.scheduler.handle(events, self.now)
         self._wakes.set(name, wake_at)
         for action in actions:
             if isinstance(action, Permit):
