@@ -74,16 +74,19 @@ class GatewayGroup:
         return [event]
 
     def fleet(self, now: float) -> list[FleetState]:
-        """Each instance as the gateway sees it that counts the most there."""
+        """Each instance as the gateway sees it that counts the most there, and as the service reads several gateways:
+        of utilisations the highest (`controller.scale.observation`)."""
         found: dict[str, FleetState] = {}
         for scheduler in self.schedulers:
             for state in scheduler.fleet(now):
                 known = found.get(state.id)
                 kept = state.kept_kv + (known.kept_kv if known is not None else 0)
                 needed = state.needed or (known is not None and known.needed)
+                busy = max(state.utilisation, known.utilisation if known is not None else 0.0)
                 if known is None or state.running + state.waiting > known.running + known.waiting:
                     found[state.id] = state
-                found[state.id].kept_kv, found[state.id].needed = kept, needed
+                seen = found[state.id]
+                seen.kept_kv, seen.needed, seen.utilisation = kept, needed, busy
         return list(found.values())
 
     def wanted(self, now: float) -> set[str]:
