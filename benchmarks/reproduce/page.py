@@ -148,17 +148,18 @@ def _page(section: Section, folder: Path) -> str:
 
 def _run(section: Section) -> str:
     """When it was run, and its parts; where each part has a run of its own, how long they took together: the processor
-    time, if it is known of each."""
+    time where it is known."""
     meta = section.meta
     again: Mapping[str, Mapping[str, Any]] = meta.get("parts", {})
     parts = [f"- {_part(name)}: run again {_when(own)}\n" for name, own in again.items()]
-    known = "processor" if all("processor" in own for own in again.values()) else "took"
-    took = [str(own.get(known, "")).removesuffix(" s") for own in again.values()]
+    took = [str(own.get("processor", own.get("took", ""))).removesuffix(" s") for own in again.values()]
     made = {claim.part for claim in section.claims} | {table.part for table in section.tables}
     if len(again) > 1 and made <= set(again) and all(each.isdigit() for each in took):
         seconds = sum(map(int, took))
-        what = " of processor time" if known == "processor" else ""
-        parts.append(f"- all of these parts: {seconds:,} s{what} ({seconds / 60:.0f} minutes)\n")
+        known = sum("processor" in own for own in again.values())
+        what = ", of processor time" if known else ""
+        what += " where it is known" if 0 < known < len(again) else ""
+        parts.append(f"- all of these parts: {seconds:,} s ({seconds / 60:.0f} minutes){what}\n")
     return f"Run {_when(meta)}.\n\n" + ("".join([*parts, "\n"]) if parts else "")
 
 
