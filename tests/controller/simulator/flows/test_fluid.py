@@ -207,6 +207,24 @@ def test_ends_are_exact():
     assert made.moved_bytes == pytest.approx(40.0)
 
 
+def test_a_flow_moves_only_once_it_has_a_turn():
+    made = FluidNetwork({"x": 10.0})
+    made.start("a", ("x",), 10.0, Turn((5.0,)), 0.0)
+    made.start("b", ("x",), 20.0, None, 0.0)
+    made.settle(0.0)
+    assert (made.rate("a"), made.rate("b"), made.rates(["b"])) == (10.0, 0.0, {"x": {math.inf: 0.0}})
+    made.turn(
+        "b",
+        Turn((1.0,)),
+    )
+    made.settle(0.5)
+    assert (made.rate("a"), made.rate("b"), made.next_end()) == pytest.approx((0.0, 10.0, 2.5))
+    made.start("c", ("x",), 10.0, None, 0.5)
+    made.cancel("c", 0.6)
+    made.settle(0.6)
+    assert made.advance(made.next_end()) == ["b"]
+
+
 def test_a_cancelled_flow_leaves_its_end_to_no_other_of_its_id():
     made = FluidNetwork({"x": 10.0})
     made.start("a", ("x",), 10.0, Turn((0.0,)), 0.0)

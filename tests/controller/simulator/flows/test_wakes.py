@@ -23,3 +23,13 @@ def test_what_is_said_while_hosts_are_called_counts():
         wakes.set("a", 1.5 if len(called) == 1 else 5.0)
     assert called == ["a", "a"]
     assert wakes.first() == 5.0
+
+
+def test_what_is_said_twice_calls_once_and_again_after_the_call():
+    wakes = Wakes()
+    for _ in range(2):
+        wakes.set("a", 1.0)
+    assert list(wakes.due(1.0)) == ["a"]
+    assert wakes.first() == math.inf
+    wakes.set("a", 1.0)
+    assert list(wakes.due(1.0)) == ["a"]
