@@ -369,9 +369,9 @@ largest over the loads at which MFS keeps at least {counted:.0%} in time. Each t
 and fair sharing, which is no bound since policies order collectives too, and one with links 1,000 times faster.
 
 The limit that we set for this paper is 60 minutes. Parts with a processor time below were run with a faster simulator
-([decision 315](../decisions/flows.md#315)) on two cores that were shared with other work, so their durations say
-little; the others were run before on one core each, at the loads and with the rows of their day. A part takes `--jobs`
-processes, and `--part` runs one.
+([decision 315](../decisions/flows.md#315)) on two cores that were shared with other work: their durations say little,
+and a second of processor time did less than half of what it did on the day of the other parts. Those took one core
+each, at the loads and with the rows of their day. A part takes `--jobs` processes, and `--part` runs one.
 """
 
 
