@@ -22,6 +22,8 @@ Calls of one session (Mooncake's are inferred from shared prefixes) are a workfl
   random over N gateways. Each has its own levels, and as features what it has seen itself: recent answers and, of a
   workflow, the calls that came to it. `one`: with one gateway; `trained_on_one`: a forest of that, asked by N gateways,
   as after a second one was added; `trained_on_all`: one of the records of N.
+- `arrivals` (with `--arrivals`, and then nothing else): what a prediction adds to a request on the event loop and in a
+  thread beside it (`benchmarks/analyzer/arrivals.py`).
 - `predict_ms`: processor time of one prediction of three quantiles. `train_s`: by trace.
 
 Without `--traces DIR` (a folder with the traces under their names; `make` names one beside the project if there is
@@ -49,6 +51,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
+from benchmarks.analyzer.arrivals import SECONDS, TURNS, arrivals_told
 from benchmarks.analyzer.graphs import graph_figures, stage_table
 from benchmarks.analyzer.live import live
 from benchmarks.load.trials import note
@@ -242,6 +245,9 @@ def main(argv: Sequence[str] | None = None) -> int:
         "--live", action=argparse.BooleanOptionalAction, default=True, help="a gateway learns from its own requests"
     )
     parser.add_argument("--gateways", type=int, metavar="N", help="only what spreading requests over N gateways costs")
+    parser.add_argument(
+        "--arrivals", action="store_true", help="only what predictions on the loop and in a thread add to a request"
+    )
     args = parser.parse_args(argv)
     quick = os.environ.get("QUICK", "") not in ("", "0")
     paths = {name: args.traces / f"{name}.csv.gz" for name in TRACES} if args.traces else {TRACES[0]: SHIPPED}
@@ -251,6 +257,8 @@ def main(argv: Sequence[str] | None = None) -> int:
             parser.error(f"{args.only} is not shipped, and there is no folder with the traces")
     if args.gateways:
         return tell_gateways(paths, QUICK_ROWS if quick else None, args.gateways)
+    if args.arrivals:
+        return tell_arrivals(*next(iter(paths.items())), quick=quick)
     result: dict[str, Any] = {"coverage": {}, "pinball": {}, "bound_over_truth": {}, "train_s": {}, "seed": SEED}
     times: list[float] = []
     for name, path in paths.items():
@@ -289,6 +297,18 @@ def tell_gateways(paths: dict[str, Path], most: int | None, gateways: int) -> in
             shares = ", ".join(f"{share:.3f} at {produced}" for produced, (share, *_) in told["coverage"].items())
             print(f"{name:24} {run:14} covered {shares} tokens out, pinball less by {told['pinball_less']:.3f}")
     print(json.dumps({"gateways": gateways, "seed": SEED, **found}))
+    return 0
+
+
+def tell_arrivals(name: str, path: Path, *, quick: bool) -> int:
+    trace = cut(name, path, QUICK_ROWS if quick else None)
+    forest = forest_of(trace.training)
+    forest.prepare()
+    features = [each.features for each in trace.asked]
+    found = arrivals_told(forest, features, turns=1 if quick else TURNS, seconds=1.0 if quick else SECONDS)
+    for way, told in found.items():
+        print(f"{way:10} {told}")
+    print(json.dumps({"arrivals": found, "trace": name}))
     return 0
 
 

@@ -164,3 +164,13 @@ def test_what_several_gateways_cost_is_told_by_itself(monkeypatch, capsys):
     last = json.loads(capsys.readouterr().out.splitlines()[-1])
     assert (last["gateways"], list(last["azure2023_conv"])) == (2, ["one", "trained_on_one", "trained_on_all"])
     assert all(0 <= each["coverage"]["0"][0] <= 1 for each in last["azure2023_conv"].values())
+
+
+def test_what_a_prediction_adds_on_the_loop_and_in_a_thread_is_told_by_itself(monkeypatch, capsys):
+    monkeypatch.setenv("QUICK", "1")
+    monkeypatch.setattr(bench_analyzer, "QUICK_ROWS", 400)
+    assert bench_analyzer.main(["--arrivals"]) == 0
+    found = json.loads(capsys.readouterr().out.splitlines()[-1])["arrivals"]
+    assert list(found) == ["off", "loop", "thread", "loop_only"]
+    assert all(each["latency_p50_ms"] > 0 and each["cpu_ms"] > 0.5 for each in found.values())
+    assert all("added_cpu_ms" in found[way] for way in ("loop", "thread", "loop_only"))
