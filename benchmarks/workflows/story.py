@@ -13,7 +13,7 @@ Prints what happens as it happens, then one line of JSON:
   `from_checkpoint`: branches that went on from the plan's KV, by the gateway's records.
 - `engine_calls`: calls at engines of the two equal requests, by the gateway's records.
 - `left_s`: seconds to the deadline at the end; `in_time`: whether the workflow counts as in time.
-- `leaked_blocks`: KV blocks that checkpoints pin at the engines at the end, less those before.
+- `leaked_blocks`: KV blocks that checkpoints pin at the engines at the end, less those before; 0 if fewer.
 
 It reads addresses, key and engines in DATA_DIR (default `.data`). The tenant needs a retention, as the demo's has.
 """
@@ -59,13 +59,21 @@ class StoryFailed(Exception):
 
 @dataclass(frozen=True, slots=True)
 class RunningSystem:
-    """Where the story takes place. `engines`: their URLs."""
+    """Where the story takes place. `folder`: that of its data."""
 
     gateway: str
     console: str
     api_key: str
     model: str
-    engines: tuple[str, ...]
+    folder: Path
+
+    def engines(self) -> list[str]:
+        """URLs of those that are ready now: the scaler and operators start and stop engines while the story is told."""
+        said = []
+        for each in sorted((self.folder / "engines").glob("*.state.json")):
+            with contextlib.suppress(FileNotFoundError):  # it has just ended
+                said.append(json.loads(each.read_text()))
+        return [each["url"] for each in said if each.get("state") == "ready"]
 
     def record(self, request_id: str) -> dict[str, Any]:
         """What is stored of a request, which it is about a second after its end. Raises StoryFailed."""
@@ -78,9 +86,21 @@ class RunningSystem:
         raise StoryFailed(f"{request_id} is not on record after {PATIENCE_S:.0f} s")
 
     def pinned(self) -> int:
-        """KV blocks that checkpoints hold at the engines."""
-        lines = [line for url in self.engines for line in requests.get(f"{url}/metrics", timeout=5).text.splitlines()]
-        return round(sum(float(line.split()[-1]) for line in lines if line.startswith(f"{PINNED} ")))
+        """KV blocks that checkpoints hold at the engines. One that has ended holds none: it is asked until its state
+        says so."""
+        end = time.monotonic() + PATIENCE_S
+        while True:
+            try:
+                return sum(pinned_at(url) for url in self.engines())
+            except requests.ConnectionError:
+                if time.monotonic() > end:
+                    raise
+            time.sleep(LOOK_S)
+
+
+def pinned_at(engine: str) -> int:
+    lines = requests.get(f"{engine}/metrics", timeout=5).text.splitlines()
+    return round(sum(float(line.split()[-1]) for line in lines if line.startswith(f"{PINNED} ")))
 
 
 def place_of(folder: Path) -> RunningSystem:
@@ -92,10 +112,8 @@ def place_of(folder: Path) -> RunningSystem:
         raise StoryFailed(
             f"{error.filename} is missing: start `make up` first, or set DATA_DIR to its folder"
         ) from None
-    states = [json.loads(each.read_text()) for each in sorted((folder / "engines").glob("*.state.json"))]
-    engines = tuple(each["url"] for each in states if each.get("state") == "ready")
     gateway, console = (f"http://127.0.0.1:{ports[name]}" for name in ("gateway", "console"))
-    return RunningSystem(gateway, console, known["api_key"], known["model"], engines)
+    return RunningSystem(gateway, console, known["api_key"], known["model"], folder)
 
 
 class AgentProcess:
@@ -149,7 +167,8 @@ class Story:
         done = second.seen["done", ""]
         figures = self._figures(first, second) | {"left_s": round(done["left_s"], 3), "in_time": done["in_time"]}
         end = time.monotonic() + PATIENCE_S
-        while (leaked := self.place.pinned() - before) > 0 and time.monotonic() < end:
+        # Less than before if an engine that held KV of others ended meanwhile.
+        while (leaked := max(0, self.place.pinned() - before)) and time.monotonic() < end:
             time.sleep(LOOK_S)
         told = f"{leaked} KV blocks more than before" if leaked else "no KV any more"
         self._line(time.time(), f"Checkpoints hold {told}.")
