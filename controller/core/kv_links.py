@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Mapping
 from enum import StrEnum
 from typing import Any, NamedTuple
 
 INT64 = 2**63  # integers in JSON messages and in the database are smaller
+MOST_PAUSES = 8  # of a transfer that are told
 OTHER_MODEL = "other_model"  # the engines are incompatible peers: neither can use the KV of the other
 
 
@@ -58,6 +60,9 @@ class KvMoved(NamedTuple):
     - `tokens` were received, `cached` were already there. `reserved`: blocks were reserved.
     - `seconds`: the whole transfer. `busy_s`: of these, while the engine computed for other requests. `waited_s`: of
       these, while KV was not computed yet. `span_s`: of these, from the first KV to the end; 0: not told.
+    - `pauses`: the longest times after the first KV in which none came, MOST_PAUSES at most. Three numbers for each,
+      the earliest first: how many seconds before the end of the transfer it began and ended, and the share of the KV
+      that had come before.
     - `bytes`: all that was received. `early_bytes`: of these, sent while the prompt was still being computed.
     - With flow scheduling `flow` is `scheduled`, or why it was not; otherwise it is empty. `held_s`: of `seconds`,
       while the source might not send. `level`: its last one, 1 the most urgent. `promotions`: levels that it rose by.
@@ -81,6 +86,7 @@ class KvMoved(NamedTuple):
     flow: str = ""
     error: str = ""
     span_s: float = 0.0
+    pauses: tuple[float, ...] = ()
 
     @property
     def moving_s(self) -> float:
@@ -94,6 +100,7 @@ def moved_from_json(raw: Any) -> KvMoved | None:
         return None
     try:
         found = {name: type(default)(raw[name]) for name, default in _MOVED.items() if name in raw}
+        found["pauses"] = _pauses(found.get("pauses", ()))
     except (TypeError, ValueError, OverflowError):
         return None
     too_large = any(isinstance(value, int) and abs(value) >= INT64 for value in found.values())
@@ -101,6 +108,17 @@ def moved_from_json(raw: Any) -> KvMoved | None:
 
 
 _MOVED: Mapping[str, Any] = KvMoved()._asdict()
+
+
+def _pauses(raw: tuple[Any, ...]) -> tuple[float, ...]:
+    """Raises TypeError or ValueError unless these are pauses that do not overlap, and shares that do not fall."""
+    found = tuple(float(each) for each in raw)
+    before = [at for pair in zip(found[::3], found[1::3], strict=False) for at in pair]
+    fall = all(one >= other for one, other in itertools.pairwise((INT64, *before, 0.0)))
+    rise = all(one <= other for one, other in itertools.pairwise((0.0, *found[2::3], 1.0)))
+    if len(found) % 3 or len(found) > 3 * MOST_PAUSES or not (fall and rise):
+        raise ValueError(f"{str(raw)[:30]} are no pauses")
+    return found
 
 
 class BorrowedKv(NamedTuple):

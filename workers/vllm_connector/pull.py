@@ -12,6 +12,7 @@ from collections.abc import Callable
 from typing import Any
 
 from controller.core.kv_links import KvMoved
+from workers.engine.kv.pauses import KvArrivals
 from workers.engine.kv.wire import (
     CLASSES,
     GOT_IT,
@@ -73,6 +74,7 @@ class _Pulling:
     ) -> None:
         self._load, self._cache, self._held = load, blocks, held
         self._reader, self._writer = reader, writer
+        self._arrivals = KvArrivals()
 
     async def run(self) -> KvMoved:
         await self._agreed()
@@ -81,8 +83,9 @@ class _Pulling:
         told = await self._frame()
         if told.get("done") is not True:
             raise KvTransferError("the sender did not say that it is done", "corrupt")
+        came = self._arrivals.over()
         write(self._writer, GOT_IT)
-        return self._moved(told)
+        return self._moved(told)._replace(**came._asdict())
 
     def _moved(self, told: dict[str, Any]) -> KvMoved:
         """`told`: what the sender measured; without flow scheduling nothing."""
@@ -115,6 +118,7 @@ class _Pulling:
         blocks = self._load.blocks
         if told.get("layer") != layer or told.get("bytes") != each * len(blocks):
             raise KvTransferError(f"layer {layer} was expected, of {each * len(blocks)} bytes", "corrupt")
+        self._arrivals.layer()
         wire_class = told.get("class")
         if isinstance(wire_class, int) and not isinstance(wire_class, bool) and 0 <= wire_class < CLASSES:
             as_class(self._writer, wire_class)
@@ -129,6 +133,7 @@ class _Pulling:
             sum_sent = await self._reader.readexactly(4)
         if int.from_bytes(sum_sent, "big") != check:
             raise KvTransferError(f"layer {layer} came damaged", "corrupt")
+        self._arrivals.layer_came(each * len(blocks))
 
     async def _frame(self) -> dict[str, Any]:
         """The next one that does not merely say that the transfer is held. Raises KvTransferError."""

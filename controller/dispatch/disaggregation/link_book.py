@@ -11,9 +11,10 @@ transfer can be missed here. Others that fail meanwhile were sent before, and sa
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections import deque
-from collections.abc import Callable, Container, Iterable, Sequence
+from collections.abc import Callable, Container, Iterable, Iterator, Sequence
 from enum import Enum
 from typing import NamedTuple
 
@@ -26,6 +27,7 @@ PORT_SAMPLES = 8  # transfers until a port's rate is believed
 PAUSES = 0.25  # of the time in which a transfer moved, for as long it may have stood still in between
 INBOUND_LATER = 8  # transfers to the same instance that end before one is looked at
 Pair = tuple[str, str]  # source, target
+Time = tuple[float, float]  # begin, end
 
 
 class Trial(Enum):
@@ -119,9 +121,9 @@ class _InboundPort:
 
     One sender at a time shows its own port. Counted is the time in which at least two sent: of each transfer the part
     that overlaps with those of other sources, and all that came in that time. Each is looked at once those that began
-    before its end have most likely ended too. Nobody tells when one that was held or waited in between moved, so the
-    time from its first KV to its end is left out: with its mean rate at its end a port that many shared before looks
-    as slow as the part that each of them got.
+    before its end have most likely ended too. Of one that was held or waited in between its engine tells when. Where
+    it does not, the time from its first KV to its end is left out: with its mean rate at its end a port that many
+    shared before looks as slow as the part that each of them got.
     """
 
     __slots__ = ("_newest", "busy_s", "samples", "tokens")
@@ -131,26 +133,30 @@ class _InboundPort:
         self.samples = 0
         self._newest: deque[_Received] = deque(maxlen=2 * INBOUND_LATER + 1)
 
-    def moved(self, source: str, tokens: int, seconds: float, span_s: float, now: float) -> None:
+    def moved(
+        self, source: str, tokens: int, seconds: float, span_s: float, pauses: Sequence[float], now: float
+    ) -> None:
         """One from `source` ended. `seconds`: in which it had KV to send and was not held, `span_s`: from the first of
-        it to the end, with pauses."""
-        if seconds <= 0:
+        it to the end, with pauses, of which the longest are told as in KvMoved."""
+        parts = _parts(tokens, span_s, pauses, now)
+        came_s = sum(part.end - part.begin for part in parts)
+        if seconds <= 0 or came_s <= 0:
             return
-        paused = span_s > (1.0 + PAUSES) * seconds
-        moving_s = min(seconds, span_s)  # what passed before the first KV is no time of the port
-        begin = now - (span_s if paused else moving_s)
-        self._newest.append(_Received(source, begin, now, tokens / moving_s, paused))
+        paused = came_s > (1.0 + PAUSES) * seconds
+        if not pauses and not paused:
+            parts = _parts(tokens, min(seconds, span_s), (), now)
+        self._newest.append(_Received(source, parts, [part[:2] for part in parts], paused))
         if len(self._newest) <= INBOUND_LATER:
             return
         looked_at = self._newest[-1 - INBOUND_LATER]
         if looked_at.paused:
             return
         steady = [each for each in self._newest if not each.paused]
-        together = _merged(each.within(looked_at) for each in steady if each.source != looked_at.source)
-        contended = _without(together, _merged(each.within(looked_at) for each in self._newest if each.paused))
+        together = _merged(looked_at.common(each for each in steady if each.source != looked_at.source))
+        contended = _without(together, _merged(looked_at.common(each for each in self._newest if each.paused)))
         busy_s = sum(end - begin for begin, end in contended)
         if busy_s > 0:
-            came = sum(each.rate * each.shared_s(contended) for each in steady)
+            came = sum(each.tokens_in(contended) for each in steady)
             self.tokens = PORT_KEEPS * self.tokens + came
             self.busy_s = PORT_KEEPS * self.busy_s + busy_s
             self.samples += 1
@@ -161,27 +167,63 @@ class _InboundPort:
 
 
 class _Received(NamedTuple):
-    """`rate`: tokens a second while it moved. `paused`: it stood still for a part of the time."""
+    """`parts`: between its pauses; `times`: theirs. Of one that `paused` for longer than was told nobody knows when it
+    moved."""
 
     source: str
+    parts: Sequence[_Part]
+    times: Sequence[Time]
+    paused: bool
+
+    def common(self, others: Iterable[_Received]) -> Iterator[Time]:
+        """The times of this one in which another one moved."""
+        return itertools.chain.from_iterable(_common(self.times, each.times) for each in others)
+
+    def tokens_in(self, times: Sequence[Time]) -> float:
+        """How much of it came then, as if each part had come at its mean rate. `times`: without overlaps."""
+        if not times or self.times[0][0] >= times[-1][1] or self.times[-1][1] <= times[0][0]:
+            return 0.0
+        return sum(part.rate * sum(end - begin for begin, end in _common([part[:2]], times)) for part in self.parts)
+
+
+class _Part(NamedTuple):
+    """`rate`: tokens a second."""
+
     begin: float
     end: float
     rate: float
-    paused: bool
-
-    def within(self, other: _Received) -> tuple[float, float]:
-        return max(self.begin, other.begin), min(self.end, other.end)
-
-    def shared_s(self, times: Iterable[tuple[float, float]]) -> float:
-        return sum(max(0.0, min(self.end, end) - max(self.begin, begin)) for begin, end in times)
 
 
-def _merged(times: Iterable[tuple[float, float]]) -> list[tuple[float, float]]:
-    """Without overlaps. Those that end before they begin are none."""
-    found: list[tuple[float, float]] = []
+def _parts(tokens: int, span_s: float, pauses: Sequence[float], now: float) -> list[_Part]:
+    """Of a transfer that ends now. What came in no time is left out."""
+    found, begin, had = [], now - span_s, 0.0
+    for since, until, share in (*zip(pauses[::3], pauses[1::3], pauses[2::3], strict=True), (0.0, 0.0, 1.0)):
+        if now - since > begin:
+            found.append(_Part(begin, now - since, (share - had) * tokens / (now - since - begin)))
+        begin, had = max(begin, now - until), share
+    return found
+
+
+def _common(one: Sequence[Time], other: Sequence[Time]) -> list[Time]:
+    """What is in both. Each without overlaps, the earliest first."""
+    if not one or not other or one[0][0] >= other[-1][1] or other[0][0] >= one[-1][1]:
+        return []
+    found, at, there = [], 0, 0
+    while at < len(one) and there < len(other):
+        begin, end = max(one[at][0], other[there][0]), min(one[at][1], other[there][1])
+        if begin < end:
+            found.append((begin, end))
+        if one[at][1] <= other[there][1]:
+            at += 1
+        else:
+            there += 1
+    return found
+
+
+def _merged(times: Iterable[Time]) -> list[Time]:
+    """Without overlaps."""
+    found: list[Time] = []
     for begin, end in sorted(times):
-        if begin >= end:
-            continue
         if found and begin <= found[-1][1]:
             found[-1] = (found[-1][0], max(found[-1][1], end))
         else:
@@ -189,9 +231,9 @@ def _merged(times: Iterable[tuple[float, float]]) -> list[tuple[float, float]]:
     return found
 
 
-def _without(times: Iterable[tuple[float, float]], gaps: Sequence[tuple[float, float]]) -> list[tuple[float, float]]:
+def _without(times: Iterable[Time], gaps: Sequence[Time]) -> list[Time]:
     """What is left of the times outside the gaps. Both as `_merged` returns them."""
-    found: list[tuple[float, float]] = []
+    found: list[Time] = []
     for begin, end in times:
         at = begin
         for gap_begin, gap_end in gaps:
@@ -250,7 +292,8 @@ class LinkBook:
             self._ports.setdefault(pair[0], _Port()).moved(moved.tokens, moving_s, now)
             received_s = max(0.0, moved.moving_s - moved.waited_s)  # a held sender leaves the receiving port idle
             span_s = min(moved.seconds, moved.span_s) if moved.span_s > 0 else received_s
-            self._inbound.setdefault(pair[1], _InboundPort()).moved(pair[0], moved.tokens, received_s, span_s, now)
+            received = pair[0], moved.tokens, received_s, span_s, moved.pauses, now
+            self._inbound.setdefault(pair[1], _InboundPort()).moved(*received)
         return was_closed
 
     def failed(self, pair: Pair, by: object, now: float) -> None:

@@ -9,7 +9,7 @@ import time
 import zlib
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import pytest
 
@@ -30,7 +30,7 @@ from tests.workers.vllm_connector.servers import (
     pair,
 )
 from workers.engine.kv.wire import CLASSES, as_class, be_greeted, read_frame, write, write_frame
-from workers.flowd.client import FlowClient
+from workers.flowd.client import Flow, FlowClient
 from workers.flowd.daemon import FlowDaemon
 from workers.http.fleet_proof import address
 from workers.supervisor.ports import free_port
@@ -246,8 +246,43 @@ async def test_a_transfer_that_has_time_waits_for_one_that_has_none(shared: Shar
     moved = made.target.moved()[SECRET]
     assert moved["held_s"] == pytest.approx(found["held_seconds"])
     assert moved["held_s"] <= moved["seconds"]
+    assert 0 < moved["span_s"] <= moved["seconds"] - moved["held_s"], "it was held before its first KV"
     assert (moved["flow"], 1 <= moved["level"] <= 8) == ("scheduled", True)
     await until_on_loop(lambda: not daemon.status()["flows"], WAIT_S)
+
+
+async def test_a_transfer_that_is_held_half_way_tells_when_it_stood_still(shared: Shared) -> None:
+    """So that the gateway knows when the port that receives it was in use."""
+    _, _, made = shared
+    client = made.source._client
+    assert client is not None
+    submit, flows = client.submit, list[Flow]()
+
+    def watched(*args: Any, **named: Any) -> Flow:
+        flows.append(submit(*args, **named))
+        sent = flows[0].sent
+
+        def held_after(size: int) -> None:
+            """The first layer is sent; then it may not send until the test says so."""
+            sent(size)
+            flows[0].sent = sent  # type: ignore[method-assign]
+            flows[0].permitted(False, 1, 1)
+
+        flows[0].sent = held_after  # type: ignore[method-assign]
+        return flows[0]
+
+    client.submit = watched  # type: ignore[method-assign]
+    made.keep()
+    made.load(due_in_s=25.0)
+    await until_on_loop(lambda: flows and not flows[0].may_send, WAIT_S)
+    await asyncio.sleep(0.5)
+    made.source._loop.call_soon_threadsafe(flows[0].permitted, True, 1, 1)
+    await until_on_loop(lambda: made.look().loaded, WAIT_S)
+    moved = made.target.moved()[SECRET]
+    began, ended, share = moved["pauses"][:3]
+    assert 0.4 < began - ended <= moved["span_s"]
+    assert share == pytest.approx(1 / LAYERS, abs=1e-6)
+    assert moved["held_s"] == pytest.approx(began - ended, abs=0.2)
 
 
 async def test_a_transfer_is_promoted_in_time_and_says_so(path: str) -> None:

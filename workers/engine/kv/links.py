@@ -246,9 +246,9 @@ class Links:
             if error.reason not in NOT_THE_LINKS_FAULT:
                 link.health.failed(str(error), time.monotonic(), error.moved.bytes)
             raise
-        early, waited_s, span_s = pulled.early_bytes, pulled.waited_s, pulled.span_s
+        early, waited_s = pulled.early_bytes, pulled.waited_s
         moved = self._moved(transfer, seq, began)
-        moved = moved._replace(early_bytes=early, waited_s=waited_s, span_s=span_s, **pulled.held)
+        moved = moved._replace(early_bytes=early, waited_s=waited_s, **pulled.came._asdict(), **pulled.held)
         # A transfer at the pace of its prefill does not measure the bandwidth, nor does the time in which it is held.
         link.health.moved(moved.bytes, 0.0 if early else moved.moving_s)
         self._traffic.received += 1

@@ -24,6 +24,7 @@ from typing import Any, NamedTuple
 from controller.core.kv_links import INT64, OTHER_MODEL, moved_from_json
 from controller.core.steps import Seq
 from workers.engine.kv.digests import HASH_BYTES, MOST_BLOCKS, Digest, digest_of
+from workers.engine.kv.pauses import Came, KvArrivals
 from workers.engine.kv.store import ASKED_FOR, KvMismatch, KvStore, Layout
 from workers.engine.kv.wire import (
     CLASSES,
@@ -106,14 +107,13 @@ class HeldThere(NamedTuple):
 
 
 class Pulled(NamedTuple):
-    """The result of a pull: the token that the prefill sampled, the bytes sent before the prefill had ended, and the
-    seconds of waiting for them and from the first KV to the end. `held`: what the source says of its turns, as fields
-    of KvMoved."""
+    """The result of a pull: the token that the prefill sampled, the bytes sent before the prefill had ended, the
+    seconds of waiting for them, and when KV came. `held`: what the source says of its turns, as fields of KvMoved."""
 
     first_token: int
     early_bytes: int
     waited_s: float
-    span_s: float
+    came: Came
     held: Mapping[str, Any] = MappingProxyType({})
 
 
@@ -176,7 +176,7 @@ class KvConnection:
         _check_header(header, layout, offer.tokens)
         await listener.began()
         at, due, waited_s = seq.cached, 0, 0.0  # first token of the current run, its next layer, seconds
-        first_at = math.inf  # when the first layer came
+        arrivals = KvArrivals()
         with as_transfer_errors(f"KV of {offer.request} from {offer.host}:{offer.port}", "cut"):
             while True:
                 asked_at = time.monotonic()
@@ -191,11 +191,13 @@ class KvConnection:
                 named = frame.get("layer") == due and frame.get("start") == at
                 if not named or not isinstance(stop, int) or not at < stop <= offer.tokens:
                     raise KvTransferError(f"expected layer {due} from token {at}, got {frame}", "corrupt")
-                first_at = min(first_at, time.monotonic())
+                arrivals.layer()
                 if (wire_class := frame.get("class")) in range(CLASSES):
                     as_class(self._writer, wire_class)  # for what acknowledges it
                 await self._layer(seq, due, at, stop, store, traffic)
+                arrivals.layer_came((stop - at) * store.token_bytes)
                 at, due = (stop, 0) if due + 1 == store.layers else (at, due + 1)
+            came = arrivals.over()
             token, early = frame["first_token"], frame.get("early_bytes")
             if (at, due) != (offer.tokens, 0) or not isinstance(token, int) or not isinstance(early, int):
                 raise KvTransferError(f"expected layer {due} from token {at}, got {frame}", "corrupt")
@@ -204,8 +206,8 @@ class KvConnection:
             write(self._writer, GOT_IT)
             await self._writer.drain()
         traffic.early_bytes += early
-        held, span_s = _held_in(frame), max(0.0, time.monotonic() - first_at)
-        return Pulled(token, early, max(0.0, waited_s - held.get("held_s", 0.0)) if early else 0.0, span_s, held)
+        held = _held_in(frame)
+        return Pulled(token, early, max(0.0, waited_s - held.get("held_s", 0.0)) if early else 0.0, came, held)
 
     async def holds(self, prompt: bytes, salt: bytes, within_s: float, *, digest: bool = False) -> HeldThere:
         """What the other engine has of the prompt, and, with `digest`, of all others. `prompt`:

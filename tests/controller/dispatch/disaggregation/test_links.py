@@ -8,7 +8,7 @@ from controller.core.kv_links import KvMoved, LinkState
 from controller.core.pruning import KvPort, OutgoingKv
 from controller.core.types import Role
 from controller.dispatch import build_dispatcher, build_migrator
-from controller.dispatch.disaggregation.link_book import LinkBook, Trial, _without
+from controller.dispatch.disaggregation.link_book import LinkBook, Trial, _common, _without
 from controller.dispatch.lifecycle import State
 from tests.controller.dispatch.disaggregation.decoders import commit, done, of, places, sent, up
 from tests.controller.dispatch.fleet import request
@@ -403,9 +403,9 @@ def test_what_passes_before_the_first_kv_is_no_time_of_the_receiving_port():
     assert book.inbound_s_a_token("d") == pytest.approx(0.001)
 
 
-def ends_of(transfers):
+def ends_of(transfers, held_at=None):
     """When each ends, the first to end first. A transfer: tokens, seconds for which it is then held, tokens after that.
-    Those that move at the same time share a port of 1,000 tokens/s."""
+    Those that move at the same time share a port of 1,000 tokens/s. `held_at`: gets when each is held."""
     moving, held, resumed, ends, at = {each: float(it[0]) for each, it in enumerate(transfers)}, {}, set(), {}, 0.0
     while moving or held:
         share = 1_000.0 / max(1, len(moving))
@@ -416,6 +416,8 @@ def ends_of(transfers):
             del moving[each]
             if transfers[each][1] and each not in resumed:
                 held[each] = at + transfers[each][1]
+                if held_at is not None:
+                    held_at[each] = at
             else:
                 ends[each] = at
         for each in [each for each, when in held.items() if when <= at]:
@@ -425,14 +427,19 @@ def ends_of(transfers):
     return ends
 
 
-def shared_port(rounds, told=True):
+def shared_port(rounds, told=True, pauses=False):
     """What is learned of such a port, of a round of transfers each 20 s. `told`: engines say how long it was from the
-    first KV to the end."""
+    first KV to the end, and with `pauses` when they stood still in between."""
     book = LinkBook(3, 2.0)
     for number, transfers in enumerate(rounds):
-        for each, end in ends_of(transfers).items():
+        held_at = {}
+        for each, end in ends_of(transfers, held_at).items():
             first, held_s, rest = transfers[each]
-            moved = MOVED._replace(tokens=first + rest, seconds=end, held_s=held_s, span_s=end if told else 0.0)
+            held_for = end - held_at[each] if held_s else 0.0
+            stood = (held_for, held_for - held_s, first / (first + rest)) if pauses and held_s else ()
+            moved = MOVED._replace(
+                tokens=first + rest, seconds=end, held_s=held_s, span_s=end if told else 0.0, pauses=stood
+            )
             book.moved((f"p{each}", "d"), moved, 20.0 * number + end)
     return book.inbound_s_a_token("d")
 
@@ -448,6 +455,39 @@ def test_a_transfer_that_is_held_half_way_does_not_make_a_port_look_slow():
     assert shared_port([HELD, STEADY] * 12, told=False) > 0.0011, "engines of an earlier release"
     assert shared_port([HELD, STEADY] * 12) == pytest.approx(0.001, rel=0.05)
     assert shared_port([HELD] * 24) is None, "nobody knows which of them shared it"
+
+
+HALF_HELD = [(125, 1.0, 125), (100, 2.0, 150), (125, 1.5, 125), (150, 2.5, 100)]
+
+
+def test_a_port_is_learned_while_all_of_its_transfers_are_held_for_half_of_their_time():
+    """Their engines say when, and how much came before, so what comes while at least two of them move is known."""
+    assert shared_port([HALF_HELD] * 24) is None, "engines that say only for how long"
+    assert shared_port([HALF_HELD] * 24, pauses=True) == pytest.approx(0.001, rel=0.05)
+    assert shared_port([HELD] * 24, pauses=True) == pytest.approx(0.001, rel=0.05)
+
+
+def test_pauses_that_an_engine_does_not_tell_of_leave_its_transfer_out():
+    """It tells the longest. This one moved for a second of the twelve, and tells of three that it stood still."""
+    book = LinkBook(3, 2.0)
+    held = MOVED._replace(tokens=500, seconds=12.0, held_s=11.0, span_s=12.0, pauses=(9.0, 6.0, 0.5))
+    for number in range(20):
+        for source in ("a", "b"):
+            book.moved((source, "d"), held, 20.0 * number)
+    assert book.inbound_s_a_token("d") is None
+
+
+@pytest.mark.parametrize(
+    ("one", "other", "both"),
+    [
+        ([], [(1.0, 2.0)], []),
+        ([(1.0, 2.0)], [(2.0, 3.0)], []),
+        ([(1.0, 4.0)], [(0.0, 2.0), (3.0, 9.0)], [(1.0, 2.0), (3.0, 4.0)]),
+        ([(1.0, 2.0), (3.0, 4.0)], [(1.5, 3.5)], [(1.5, 2.0), (3.0, 3.5)]),
+    ],
+)
+def test_times_that_two_have_in_common(one, other, both):
+    assert _common(one, other) == _common(other, one) == both
 
 
 @pytest.mark.parametrize(

@@ -253,6 +253,9 @@ async def test_layers_go_as_the_running_step_passes_them():
     moved, first_token = await pulling
     assert (first_token, moved.bytes, moved.early_bytes) == (9, 4 * 64 * 64, 3 * 64 * 64)
     assert 0.3 < moved.span_s < moved.seconds, "with the pause after the first layer"
+    began, ended, share = moved.pauses[:3]
+    assert 0.3 <= began - ended < moved.span_s
+    assert share == 0.25, "one of four layers had come"
     await until_on_loop(lambda: taken == [source.seq])
     links.close()
     server.close()

@@ -87,6 +87,7 @@ async def test_a_held_transfer_is_not_cut_and_its_holding_is_no_bandwidth(path, 
         assert 1.0 < moved.held_s <= moved.seconds
         assert moved.moving_s < 0.5
         assert 0 < moved.span_s < moved.held_s, "it was held before its first KV"
+        assert moved.pauses == (), "and not after it"
         assert both.turns.traffic.held_s == pytest.approx(moved.held_s)
         (link,) = both.links._links.values()
         assert link.health.bandwidth_bytes_s == pytest.approx(moved.bytes / moved.moving_s)
