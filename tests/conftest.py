@@ -24,6 +24,7 @@ from django.db.backends.postgresql.operations import DatabaseOperations
 from django.db.models.signals import post_migrate
 from django.dispatch import receiver
 
+from tests.limits import pytest_runtest_teardown, pytest_timeout_set_timer, set_limits  # noqa: F401 - hooks
 from tests.workers.engine.process import FLEET, EngineProcess, fleet
 from workers.supervisor.embedded import EmbeddedPostgres, EmbeddedRedis
 
@@ -45,6 +46,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     for item in items:
         if item.get_closest_marker("django_db") or NEEDS_SERVICES & set(getattr(item, "fixturenames", ())):
             item.add_marker(pytest.mark.db)
+    set_limits(items)
     items[:] = longest_first(items)
     named = any("::" in argument for argument in config.invocation_params.args)
     if os.environ.get("THOROUGH") or config.option.keyword or named:
