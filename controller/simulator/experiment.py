@@ -269,7 +269,7 @@ def _settings(item: Fields, instances: tuple[InstanceSettings, ...]) -> Simulati
     changes: dict[str, Any] = {"instances": instances, "failures": failures}
     for name in ("telemetry_period_s", "progress_s", "sample_s"):
         changes[name] = item.number(name, getattr(settings, name), above=0)
-    for name in ("telemetry_delay_s", "network_s"):
+    for name in ("telemetry_delay_s", "network_s", "beside_s"):
         changes[name] = item.number(name, getattr(settings, name), above=-1e-12)
     for name in ("know_output", "leaps"):
         changes[name] = item.flag(name, getattr(settings, name))

@@ -320,7 +320,8 @@ class SimulationSettings:
     - `leaps` off runs every step as a happening of its own; results are the same.
     - `elastic`: None: the fleet does not scale. `mapping`: requests only name their priority, which gives their
       targets; None: they have their own. `links`: the network between instances with roles. `machine_speed`: measured
-      speed over time; None: always as fitted.
+      speed over time; None: always as fitted. `beside_s`: how much longer a step takes while another instance runs one,
+      as where servers share the cores of one machine; then there are no leaps.
     - `gateways`: take requests in turn, each with a dispatcher and a migrator of its own.
     - `pruning`: None: nothing is pruned.
     """
@@ -339,6 +340,7 @@ class SimulationSettings:
     mapping: MappingConfig | None = None
     links: LinkSettings = field(default_factory=LinkSettings)
     machine_speed: MachineSpeed | None = None
+    beside_s: float = 0.0
     gateways: int = 1
     pruning: PruningSettings | None = None
 
@@ -361,13 +363,15 @@ class SimulationSettings:
         for name in ("telemetry_period_s", "progress_s", "sample_s"):
             if not getattr(self, name) > 0:
                 raise ConfigError(f"{name} must be positive seconds", field=name)
-        for name in ("telemetry_delay_s", "network_s"):
+        for name in ("telemetry_delay_s", "network_s", "beside_s"):
             if getattr(self, name) < 0:
                 raise ConfigError(f"{name} must not be negative", field=name)
         if self.cutoff_s is not None and self.cutoff_s <= 0:
             raise ConfigError("cutoff_s must be positive seconds", field="cutoff_s")
         if self.machine_speed is not None and any(each.part.engine_kind != "continuous" for each in self.instances):
             raise ConfigError("only continuous engines run at a measured machine_speed", field="machine_speed")
+        if self.beside_s and any(each.part.engine_kind != "continuous" for each in self.instances):
+            raise ConfigError("only continuous engines take longer beside others", field="beside_s")
         self._check_sleepers()
         if self.elastic is not None:
             self._check_elastic(self.elastic)

@@ -144,9 +144,13 @@ class Cluster:
         slot, since = wanted
         wanted_kind = self._kinds[name]
         kind = PreemptiveInstance if wanted_kind.part.engine_kind == "preemptive_prefill" else SimulatedInstance
-        instance = kind(name, wanted_kind, since, self._settings.leaps)
+        instance = kind(name, wanted_kind, since, self._settings.leaps and not self._settings.beside_s)
         if self._settings.machine_speed is not None:
             instance.speed = self._settings.machine_speed.of(slot)
+        if self._settings.beside_s:
+            instance.slowed_s = lambda: (
+                self._settings.beside_s * any(each.stepping for each in self._live.values() if each is not instance)
+            )
         instance.watch = self.watch
         self._live[name] = instance
         self._slots[slot] = name

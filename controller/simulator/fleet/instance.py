@@ -49,6 +49,7 @@ class SimulatedInstance:
         self.busy_s = 0.0
         self.watch: WatchStep | None = None
         self.speed: SpeedClock | None = None  # None: steps take the time of the latency model
+        self.slowed_s: Callable[[], float] = lambda: 0.0  # how much longer a step takes that begins now
         self.ending: list[Seq] = []  # sequences with `keep_kv` whose last prefill step has begun
         self.tracks: dict[str, Track] = {}
         self.step_ends: array[float] = array("d")
@@ -139,6 +140,10 @@ class SimulatedInstance:
         extra = bisect_right(self._ends, now) if len(self._ends) > 1 and seq in decodes else 0
         return track.collect(self.step_ends + array("d", self._ends[:extra]), seq.output_tokens + extra)
 
+    @property
+    def stepping(self) -> bool:
+        return self._step is not None
+
     # ---- what is seen from outside --------------------------------------------------------------------------------
 
     def produced(self, now: float) -> Iterator[tuple[str, int]]:
@@ -224,6 +229,7 @@ class SimulatedInstance:
         return max((seq.tokens for seq in step.decodes), default=0) if self._by_longest else step.context_sum
 
     def _after(self, now: float, seconds: float) -> float:
+        seconds += self.slowed_s()
         return now + seconds if self.speed is None else self.speed.after(now, seconds)
 
     def _settle(self, now: float) -> None:

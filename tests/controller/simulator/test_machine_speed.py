@@ -117,3 +117,19 @@ def test_engines_that_suspend_their_steps_have_no_measured_speed():
     with pytest.raises(ConfigError) as caught:
         SimulationSettings((prefill,), machine_speed=HALF_THEN_WHOLE)
     assert caught.value.field == "machine_speed"
+
+
+def test_a_step_takes_longer_while_another_instance_runs_one():
+    """Both get the same 20 prompts at once; one alone has no other to wait for."""
+    demands = some_demands(40, rate=1e6)
+    apart = simulate(demands, "round_robin", (SMALL, SMALL))
+    beside = simulate(demands, "round_robin", (SMALL, SMALL), beside_s=0.05)
+    steps = max(record.output_tokens for record in beside.records)
+    assert beside.ended_at > apart.ended_at + 0.05 * steps * 0.9
+    alone = simulate(demands, "round_robin", (SMALL,), beside_s=0.05)
+    assert facts(alone) == facts(simulate(demands, "round_robin", (SMALL,)))
+
+
+def test_time_beside_others_is_checked():
+    with pytest.raises(ConfigError, match="beside_s must not be negative"):
+        SimulationSettings((SMALL,), beside_s=-0.01)
