@@ -10,7 +10,8 @@ compared plans.
 class, by when a call is due, or by when its whole workflow is due; nothing of Slackline runs. `slackline`,
 `slackline_plugin` (servers with our scheduler) and `slackline_no_analyser` are gateways, each a new process that begins
 with what an earlier one learned; the analyser's forest and graphs were trained on the records of that earlier run, of
-another seed. No request tells its length.
+another seed. No request tells its length. `gateway_round_robin`, only if named: the same gateway with the policy
+`round_robin`, by which what the path takes of the servers' cores is told from what is decided.
 
 By load and contender, medians over seeds: `workflow_attainment` (share of all workflows in time; a compound request
 counts once, all or nothing), `by_type`, `goodput_tokens_per_s`, `goodput_requests_per_s` (a second of arrivals).
@@ -189,7 +190,7 @@ class WorkflowBench:
         point_at(self.stack, urls)
         self.analyser.put(in_force=contender.analyser)
         self.analyser.hand_on(contender.name)
-        with self._gateway(contender.name, urls) as url:
+        with self._gateway(contender.name, urls, contender.policy) as url:
             self.analyser.wait_used(url, in_force=contender.analyser)
             share = ProcessorShare({"gateway": self._gateway_pid})
             began = self.analyser.now()
@@ -215,12 +216,12 @@ class WorkflowBench:
             return run_workflows(plan, target, until_s)
 
     @contextlib.contextmanager
-    def _gateway(self, name: str, urls: Sequence[str] = ()) -> Iterator[str]:
+    def _gateway(self, name: str, urls: Sequence[str] = (), policy: str = "slackline") -> Iterator[str]:
         """Raises RuntimeError if the servers meant answered nothing through it."""
         urls = urls or self.engines.own
         wait_idle(urls)
         before = answered(urls)
-        with self.stack.gateway("slackline", gateway_id=name) as gateway:
+        with self.stack.gateway(policy, gateway_id=name) as gateway:
             self._gateway_pid = gateway.pid
             yield gateway.url
         if answered(urls) <= before:
@@ -311,7 +312,8 @@ def parse() -> argparse.Namespace:
         "--seconds", type=float, help="arrivals of each run, the knee's too (default: 60; QUICK=1: what fits)"
     )
     parser.add_argument("--times", default="", help="only these loads, in knees, comma-separated")
-    parser.add_argument("--contenders", default=",".join(names), help="only these, comma-separated")
+    usual = ",".join(each.name for each in CONTENDERS if each.usual)
+    parser.add_argument("--contenders", default=usual, help=f"only these of {', '.join(names)}; comma-separated")
     parser.add_argument("--knee", type=float, help="workflows/s, instead of searching for it")
     parser.add_argument("--light-rate", type=float, help="workflows/s of the light run (default: from the profile)")
     parser.add_argument("--light-seconds", type=float, help="arrivals of the light run (default: 120; QUICK=1: 40)")

@@ -155,12 +155,15 @@ def _call(prompt: float, answer: float, rng: np.random.Generator) -> PlannedCall
 @dataclass(frozen=True, slots=True)
 class WorkflowContender:
     """`priority`: what the client sends as vLLM's own priority, straight to the engines; None: through a gateway.
-    `plugin`: engines with our scheduler. `analyser`: whether the trained versions are in force at the gateway."""
+    `plugin`: engines with our scheduler. `analyser`: whether the trained versions are in force at the gateway.
+    `policy`: of the gateway. `usual`: whether it takes part unless others are named."""
 
     name: str
     priority: Priority | None = None
     plugin: bool = False
     analyser: bool = False
+    policy: str = "slackline"
+    usual: bool = True
 
     @property
     def direct(self) -> bool:
@@ -175,6 +178,7 @@ CONTENDERS = (
     WorkflowContender("slackline", analyser=True),
     WorkflowContender("slackline_plugin", plugin=True, analyser=True),
     WorkflowContender("slackline_no_analyser"),
+    WorkflowContender("gateway_round_robin", policy="round_robin", usual=False),
 )
 PRIORITIES = tuple(each.name for each in CONTENDERS if each.priority not in (None, "none"))
 
@@ -251,14 +255,15 @@ def slo_fields(sent: SentCall, targets: WorkflowTargets, run: str) -> Mapping[st
     }
 
 
-def over_best(row: Mapping[str, Mapping[str, Any]]) -> dict[str, dict[str, float]]:
-    """Of each of our contenders, times round robin's and the best priority's `workflow_attainment`."""
+def over_best(row: Mapping[str, Mapping[str, Any]]) -> dict[str, dict[str, float | None]]:
+    """Of each of our contenders, times round robin's and the best priority's `workflow_attainment`; None where those
+    did not run or had nothing in time."""
     robin = row["round_robin"]["workflow_attainment"] if "round_robin" in row else 0.0
     best = max((row[name]["workflow_attainment"] for name in PRIORITIES if name in row), default=0.0)
     return {
         name: {
-            "over_round_robin": round(of["workflow_attainment"] / max(robin, 1e-9), 3),
-            "over_best_priority": round(of["workflow_attainment"] / max(best, 1e-9), 3),
+            "over_round_robin": round(of["workflow_attainment"] / robin, 3) if robin else None,
+            "over_best_priority": round(of["workflow_attainment"] / best, 3) if best else None,
         }
         for name, of in row.items()
         if name.startswith("slackline")

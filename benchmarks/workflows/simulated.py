@@ -3,9 +3,12 @@
     python -m benchmarks.workflows.simulated --rates 1.0,1.3,1.7 --seeds 12
 
 The same workflows, their deadlines and the measured step times of the two vLLM, in virtual time. Lengths and stages are
-predicted with an error (`Noisy`), as by an analyser; `--error 0.8` is what the forest's bounds of live runs had. Round
-robin and vLLM's priority by class and by due time are the contenders that need nothing of ours; `--overrides` changes
-settings of slackline. Priorities tell little apart here: the servers have more slots than these rates fill. With
+predicted with an error (`Noisy`), as by an analyser; `--error 0.8` is what the forest's bounds of live runs had.
+`--beside-ms` and `--scatter` make the servers those of one small machine: a step takes that much longer while the other
+server runs one, and their speeds vary by a factor whose logarithm has that deviation, from half second to half
+second. Round robin and vLLM's priority by class and by due time are the contenders that need nothing of ours;
+`--overrides` changes settings of slackline. Priorities tell little apart here: the servers have more slots than these
+rates fill. With
 `--hindsight` slackline also serves each plan again and again without the dearest fifth of the workflows that were late,
 until none is: what it keeps then, of all workflows, can be reached by refusing the right ones. No policy knows these
 beforehand.
@@ -18,6 +21,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import math
 import sys
 from collections import Counter
 from collections.abc import Mapping, Sequence
@@ -27,6 +31,7 @@ from typing import Any, cast
 from benchmarks.servers.engines import MAX_NUM_SEQS
 from benchmarks.workflows.plan import LATENCY, PlannedWorkflow, WorkflowTargets, planned
 from controller.core.errors import ConfigError
+from controller.core.noise import standard_normal
 from controller.core.types import LatencyCoefficients, Targets
 from controller.simulator.experiment import ExperimentPlan, parse_experiment
 from controller.simulator.runner import run_once
@@ -48,6 +53,7 @@ LATENCY_WAITS_S, OTHERS_WAIT_S = 5.0, 600.0  # as the classes of `bench-workflow
 LOOSE_TPOT_S = 10.0
 ERROR = 0.3  # deviation of the logarithm, of lengths (without --error) and of stages' times
 FIRST_SEED = 5300
+SPEEDS = 1200  # half seconds after which a server's speeds begin again
 HINDSIGHT, DROPPED = "slackline, in hindsight", 5  # one in so many of the late ones is refused in the next turn
 POLICIES = ("slackline", "round_robin", "engine_priority_class", "engine_priority_deadline")
 
@@ -92,10 +98,13 @@ def experiment(
     profile: Mapping[str, float] = PROFILE,
     believed: Mapping[str, float] | None = None,
     error: float | None = None,
+    beside_s: float = 0.0,
+    scatter: float = 0.0,
 ) -> ExperimentPlan:
     """`profile`: true step times; `believed`: those that slackline starts from, if others. `error`: of the bounds of
-    lengths that the dispatcher is told; None: it learns mean lengths, and engines are told bounds with ERROR. Raises
-    ConfigError for an unknown policy or setting."""
+    lengths that the dispatcher is told; None: it learns mean lengths, and engines are told bounds with ERROR.
+    `beside_s`: how much longer a step takes while the other server runs one. `scatter`: of their speeds (`speeds`).
+    Raises ConfigError for an unknown policy or setting."""
     raw = {
         "name": "workflows on two vLLM",
         "instances": {
@@ -109,12 +118,26 @@ def experiment(
         ],
         "seeds": list(seeds),
         "rates": [1.0],
-        "settings": {"cutoff_s": OTHERS_WAIT_S, "network_s": 0.001},
+        "settings": {"cutoff_s": OTHERS_WAIT_S, "network_s": 0.001, "beside_s": beside_s, **speeds(scatter)},
         "workload": {"kind": "mix", "mix": "2-task", "duration_s": duration_s},
     }  # fmt: skip
     told, seen = error is not None, Noisy(ERROR if error is None else error, graph_error=ERROR)
     workload = PlannedMix(ConcordMix(), 0, None, 1.0, (), seen, duration_s=duration_s, targets=targets, told=told)
     return replace(parse_experiment(raw, _no_file, _no_file), workload=workload)
+
+
+def speeds(scatter: float) -> dict[str, Any]:
+    """Setting `machine_speed` of two servers: factors with mean 1, drawn for each half second; none without scatter."""
+    if not scatter:
+        return {}
+    series = [
+        [
+            math.exp(scatter * standard_normal(f"speed {server} {period}", FIRST_SEED) - scatter**2 / 2)
+            for period in range(SPEEDS)
+        ]
+        for server in range(2)
+    ]
+    return {"machine_speed": {"series": series, "period_s": 0.5}}
 
 
 def _no_file(name: str) -> Any:
@@ -198,6 +221,8 @@ def parse(words: Sequence[str] | None = None) -> argparse.Namespace:
     parser.add_argument(
         "--error", type=float, help="tell slackline bounds of each answer's length: deviation of the logarithm"
     )
+    parser.add_argument("--beside-ms", type=float, default=0.0, help="added to a step while the other server runs one")
+    parser.add_argument("--scatter", type=float, default=0.0, help="of the servers' speeds: deviation of the logarithm")
     parser.add_argument("--policies", default=",".join(POLICIES), help="comma-separated")
     parser.add_argument("--overrides", default="{}", help='settings of slackline, as {"pacing": {"patience": 0.5}}')
     parser.add_argument("--hindsight", action="store_true", help="and what refusing the right workflows would keep")
@@ -215,6 +240,8 @@ def parse(words: Sequence[str] | None = None) -> argparse.Namespace:
         believed = _profile(arguments.believed) if arguments.believed else None
     except ValueError:
         parser.error(f"--profile and --believed: {len(PROFILE)} numbers, comma-separated")
+    if not 0 <= arguments.scatter <= 1:
+        parser.error("--scatter must lie from 0 to 1")
     if arguments.seeds < 1 or arguments.seconds <= 0 or min(*arguments.rates, *targets) <= 0:
         parser.error("--seeds must be at least 1, --seconds, --rates and --targets above 0")
     try:
@@ -224,10 +251,11 @@ def parse(words: Sequence[str] | None = None) -> argparse.Namespace:
         if arguments.hindsight and "slackline" not in policies:
             parser.error("--hindsight needs slackline among --policies")
         arguments.plan = experiment(
-            policies, seeds, arguments.seconds, arguments.overrides, targets, profile, believed, arguments.error
-        )
+            policies, seeds, arguments.seconds, arguments.overrides, targets, profile, believed, arguments.error,
+            arguments.beside_ms / 1e3, arguments.scatter,
+        )  # fmt: skip
     except (ValueError, ConfigError) as error:
-        parser.error(f"--policies, --overrides or --error: {error}")
+        parser.error(f"--policies, --overrides, --error, --beside-ms or --scatter: {error}")
     return arguments
 
 

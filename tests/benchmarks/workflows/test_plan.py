@@ -132,6 +132,11 @@ def test_ours_are_compared_with_round_robin_and_the_best_priority() -> None:
     assert found == {"slackline": {"over_round_robin": 1.65, "over_best_priority": 1.1}}
 
 
+def test_there_is_no_ratio_to_a_contender_that_did_not_run():
+    found = over_best({"round_robin": {"workflow_attainment": 0.5}, "slackline": {"workflow_attainment": 0.6}})
+    assert found == {"slackline": {"over_round_robin": 1.2, "over_best_priority": None}}
+
+
 def test_each_contender_begins_in_turn() -> None:
     assert [in_turn(CONTENDERS, turn)[0] for turn in range(len(CONTENDERS))] == list(CONTENDERS)
     assert all(sorted(each.name for each in in_turn(CONTENDERS, 3)) == sorted(e.name for e in CONTENDERS) for _ in "a")

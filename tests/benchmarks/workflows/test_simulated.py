@@ -62,6 +62,17 @@ def test_requests_that_can_wait_leave_answers_their_tpot() -> None:
     assert found["workflow_attainment"] > without["workflow_attainment"]
 
 
+def test_servers_that_share_a_machine_keep_fewer() -> None:
+    """Both the time that steps take beside those of the other server and the scatter of their speeds reach them."""
+    apart, beside, scattered = (
+        compare(experiment(("round_robin",), (5300, 5337), 40.0, {}, beside_s=beside_s, scatter=scatter), 1.0)
+        for beside_s, scatter in ((0.0, 0.0), (0.006, 0.0), (0.0, 0.5))
+    )
+    kept = apart["round_robin"]["workflow_attainment"]
+    assert beside["round_robin"]["workflow_attainment"] < kept - 0.1
+    assert scattered["round_robin"]["workflow_attainment"] < kept - 0.05
+
+
 @pytest.mark.simulated
 def test_refusing_the_right_workflows_keeps_more() -> None:
     """Of all workflows, the refused ones too."""
