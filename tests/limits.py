@@ -33,7 +33,7 @@ LIMITS_S = {
     "slow": 300.0,
     "torch": 300.0,
     "browser": 300.0,  # the first one starts a whole system and signs in its people
-    "ray": 300.0,  # the first one starts a cluster and a system
+    "ray": 400.0,  # the first one starts a cluster and a system
     "vllm": 400.0,  # servers have START_TIMEOUT_S to start
     "gpu": 900.0,
     "simulated": 1500.0,  # at the lowest priority, beside tests that use all cores

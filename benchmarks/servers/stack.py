@@ -27,6 +27,7 @@ from workers.supervisor.ports import free_port
 
 TENANT = "benchmark"
 READY_TIMEOUT_S = 30.0
+MANAGE_TIMEOUT_S = 300.0  # on a busy machine
 
 
 @dataclass(frozen=True, slots=True)
@@ -119,7 +120,7 @@ class Stack:
         return {"gateway": gateway.pid, **{server.name: server.pid or 0 for server in self._servers}}
 
     def manage(self, *command: str, stdin: str = "") -> str:
-        """What the command printed. Raises RuntimeError if it fails."""
+        """What the command printed. Raises RuntimeError if it fails, subprocess.TimeoutExpired if it hangs."""
         done = subprocess.run(
             [sys.executable, *command],
             input=stdin,
@@ -127,6 +128,7 @@ class Stack:
             capture_output=True,
             cwd=ROOT,
             check=False,
+            timeout=MANAGE_TIMEOUT_S,
             env={**os.environ, **self.environment, "SLACKLINE_ROLE": "worker"},
         )
         if done.returncode:

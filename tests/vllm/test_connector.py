@@ -178,7 +178,8 @@ async def test_a_load_that_is_held_stops_no_other_request(pair: list[RunningEngi
         offer = await asyncio.to_thread(offer_of, prefill, prompt)
         async with sending(other):
             stream = asyncio.create_task(asyncio.to_thread(longest_pause_s, decode, began, loop, 200))
-            await began.wait()
+            await until_on_loop(lambda: began.is_set() or stream.done(), WAIT_S)
+            assert began.is_set(), await stream
             load = asyncio.create_task(asyncio.to_thread(ask, decode, prompt, kv_transfer_params=offer))
             await until_on_loop(lambda: len(daemon.status()["flows"]) == 2, WAIT_S)
             await asyncio.sleep(HELD_S)

@@ -108,7 +108,7 @@ def test_each_takes_the_others_stage_once_its_role_is_another(apart: Client, pai
     """Started with kv_both, so no server is told anything: gateways hear of the roles, and KV goes the other way."""
     command = [sys.executable, "manage.py", "shell", "-v", "0", "-c", TURN]
     environment = {**os.environ, **stages.environment, "SLACKLINE_ROLE": "worker"}
-    subprocess.run(command, cwd=ROOT, env=environment, check=True, capture_output=True)
+    subprocess.run(command, cwd=ROOT, env=environment, check=True, capture_output=True, timeout=120)
     before, give_up_at = [taken_over(server) for server in pair], time.monotonic() + 30
     while True:
         prompt = ids(700)

@@ -21,7 +21,7 @@ from workers.supervisor.engine_processes import MARK, EngineFolder
 
 pytestmark = [pytest.mark.vllm, pytest.mark.db, pytest.mark.usefixtures("db")]
 
-START_S = 400.0  # on a busy machine
+START_S = 240.0  # on a busy machine
 
 
 def settle(folder, condition, within_s):
