@@ -70,7 +70,13 @@ class Cluster:
         body = {"submission_id": "first-of-all", "entrypoint": "true", "entrypoint_resources": {"device": 1}}
         answer = requests.post(f"{self.url}/api/jobs/", json=body, timeout=START_S)
         assert answer.status_code == 200, answer.text
-        until(lambda: self.jobs()["first-of-all"] == "SUCCEEDED", START_S, every_s=0.2, what=self.report)
+
+        def ran() -> bool:
+            state = self.jobs()["first-of-all"]
+            assert state not in ("FAILED", "STOPPED"), f"the first job {state.lower()}:\n{self.report()}"
+            return state == "SUCCEEDED"
+
+        until(ran, START_S, every_s=0.2, what=self.report)
 
     def stop(self) -> None:
         """Everything of it ends, also jobs that were left. A stopped process does not end before it goes on."""
@@ -141,12 +147,11 @@ class Cluster:
         )
 
     def _waits_for(self, address: str, process: subprocess.Popen[bytes]) -> None:
-        known = 1 if address == self.address else len(self.alive()) + 1
-
         def joined() -> bool:
             assert process.poll() is None, f"the node {address} ended by itself:\n{self.report()}"
             try:
-                return len(self.alive()) >= known
+                alive = self.alive()
+                return bool(alive) if address == self.address else address in alive
             except (requests.RequestException, KeyError, TypeError, ValueError):
                 return False
 
