@@ -34,7 +34,7 @@ from controller.flow.gate import OFF
 from workers.live import Dialogue, gateways, host_flows, orders_of, server_time
 
 FRESH_S = 2.0  # how old a daemon's report may be, to count with what it says of transfers
-PERIOD_S = 1.0  # gateways report at least so often while requests wait
+PERIOD_S = 1.0  # gateways report at least so often
 VALID_S = 3 * PERIOD_S  # of orders; reports are kept as long
 
 
@@ -47,7 +47,7 @@ def publish_report(report: QueueReport) -> Dialogue[None]:
 
 
 def withdraw_report(gateway: str) -> Dialogue[None]:
-    """Nothing waits at this gateway any more."""
+    """This gateway is not pruned any more."""
     yield ("DEL", PRUNING_REPORT_KEY.format(gateway=gateway))
 
 

@@ -1,8 +1,9 @@
 """The gateway's part of pruning: it reports its queues, and enforces the orders of the coordinator.
 
-A report goes out within 50 ms of a change of the queue, and once a period while requests wait. Building one takes up to
-a millisecond for a thousand waiting requests, so the next one waits until that is at most 5 % of the time. Without
-Redis, orders in force expire and the dispatcher goes on by its own policies.
+A report goes out within 50 ms of a change of the queue while requests wait, and once a period in any case: what a
+gateway has sent to instances, and its share of their slots, counts for the requests that wait at others. Building one
+takes up to a millisecond for a thousand waiting requests, so the next one waits until that is at most 5 % of the time.
+Without Redis, orders in force expire and the dispatcher goes on by its own policies.
 """
 
 from __future__ import annotations
@@ -34,6 +35,8 @@ class PruningFeed:
         self._noted = -1  # of the journal, at the last report
         self._reported_at = -math.inf
         self._reported = False  # whether a report of ours is stored
+        self._waited = False  # whether it named requests
+        self._published_at = -math.inf
         self._took_s = 0.0  # to build the last one
 
     @property
@@ -51,7 +54,7 @@ class PruningFeed:
             await asyncio.sleep(max(LEAST_S, SHARE * self._took_s) if self.wanted else OFF_S)
 
     async def tick(self) -> None:
-        """Report if the queue changed, or a period is over. Raises LiveUnavailable."""
+        """Report if a queue with requests changed, or a period is over. Raises LiveUnavailable."""
         gateway, now = self._gateway, self._gateway.clock()
         dispatcher = gateway.scheduler.dispatcher
         noted = dispatcher.journal.noted
@@ -62,11 +65,10 @@ class PruningFeed:
         self._noted, self._reported_at = noted, now
         report = queue_report(gateway.scheduler, gateway.options.name, now, gateway.shared.offset)
         self._took_s = gateway.clock() - now
-        if report.waits:
+        waits = report.waits
+        if waits or self._waited or now - self._published_at >= PERIOD_S:
             await self._board.run(publish_report(report))
-            self._reported = True
-        else:
-            await self._withdraw()
+            self._reported, self._waited, self._published_at = True, waits, now
 
     async def _withdraw(self) -> None:
         if self._reported:

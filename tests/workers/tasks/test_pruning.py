@@ -19,6 +19,7 @@ from django.db import connections
 from api.openai import status
 from api.openai.pruning_feed import PruningFeed
 from console.views.traffic.pruning import pruning_context
+from controller.core import events as ev
 from controller.core.messages import PRUNING_CHANNEL
 from controller.core.pruning import PruneReason, PruningOrders, orders_to_json, report_from_json
 from controller.core.snapshot import ClassConfig
@@ -63,9 +64,10 @@ async def closed(batch):
 
 
 @asynccontextmanager
-async def gateway(name, *, on=True):
-    """A gateway that reports and listens, with a request in the one slot of its instance and two that wait."""
-    engine = InstanceSpec("e1", "demo", backend="fake", latency=SLOW, max_num_seqs=1)
+async def gateway(name, *, on=True, requests=3, gateways=1):
+    """A gateway that reports and listens. One request is in its slot of the instance, of which each of `gateways` has
+    one, and the others wait."""
+    engine = InstanceSpec("e1", "demo", backend="fake", latency=SLOW, max_num_seqs=gateways)
     shared = snapshot(classes=(CHAT,))
     async with AsyncExitStack() as stack:
         bed = await stack.enter_async_context(TestBed(replace(shared, instances=(engine,), pruning=on), name=name))
@@ -74,15 +76,18 @@ async def gateway(name, *, on=True):
         stack.push_async_callback(board.close)
         await board.publish_fleet({"gateway": name, "at": time.time(), "seq": 1, "instances": [], "classes": []}, 60.0)
         bed.gateway.shared.heard(await board.server_time(), bed.gateway.clock(), bed.gateway.clock())
+        bed.gateway.runtime.push(ev.SharesChanged("e1", 1 / gateways))
+        instances = bed.gateway.scheduler.dispatcher._fleet.instances
+        await until_on_loop(lambda: instances["e1"].slots == 1)
         bed.feed = PruningFeed(bed.gateway, board)
         tasks = [
             asyncio.ensure_future(follow(board, lambda command: None, lambda version: None, bed.feed.enforce)),
             asyncio.ensure_future(bed.feed.run()),
         ]
         stack.callback(lambda: [task.cancel() for task in tasks])
-        bed.clients = [bed.send(completion(prompt=LONG)) for _ in range(3)]
+        bed.clients = [bed.send(completion(prompt=LONG)) for _ in range(requests)]
         stack.push_async_callback(lambda: asyncio.gather(*(client.hang_up() for client in bed.clients)))
-        await until_on_loop(lambda: len(bed.gateway.scheduler.dispatcher.queue().ids()) == 2)
+        await until_on_loop(lambda: len(bed.gateway.scheduler.dispatcher.queue().ids()) == requests - 1)
         yield bed
 
 
@@ -108,8 +113,15 @@ def reported_waiting():
     return sum(len(queue.waiting) for report in live.run(read_reports())[0] for queue in report.queues)
 
 
+def sent_by(bed):
+    """How many prompts of 2.4 s its last report says are at the instance; None if it has reported nothing."""
+    reports = (each for each in live.run(read_reports())[0] if each.gateway == bed.gateway.options.name)
+    return next((round(unit.backlog_s / 2.4) for each in reports for unit in each.queues[0].units), None)
+
+
 def reported(*beds):
-    names = {report.gateway for report in live.run(read_reports())[0]}
+    """Whether what waits at these was reported."""
+    names = {report.gateway for report in live.run(read_reports())[0] if report.waits}
     return names >= {bed.gateway.options.name for bed in beds}
 
 
@@ -123,7 +135,7 @@ async def test_what_two_gateways_cannot_serve_in_time_is_pruned_and_comes_back()
         at_one, at_two = set(pruned(one)), set(pruned(two))
         for client in two.clients[1:]:
             await client.hang_up()
-        await until_on_loop(lambda: not reported(two))  # nothing waits there any more
+        await until_on_loop(lambda: not reported(two))
         await sync_to_async(decide)()
         await until_on_loop(lambda: pruned(one, two) == [])
         assert (pruning._untold.returned, pruning._untold.left) == (at_one, at_two)
@@ -166,6 +178,17 @@ async def test_each_request_says_why_it_was_pruned():
         (step,) = [step for step in in_flight.decisions if step["kind"] == "prune"]
         assert (step["reason"], step["figures"]["instance"]) == ("others_in_time", "e1")
         assert step["figures"]["behind_s"] == pytest.approx(reason.behind_s, abs=0.01)
+
+
+async def test_what_a_gateway_has_sent_counts_though_nothing_waits_there():
+    """Three gateways share an instance. At two of them a request waits, behind one that is computed."""
+    async with gateway("gw-a", requests=2, gateways=3) as one, gateway("gw-b", requests=2, gateways=3) as two:
+        await until_on_loop(lambda: reported(one, two))
+        assert (await sync_to_async(decide)(1.0)).scavengers == {}
+        async with gateway("gw-c", requests=1, gateways=3) as third:
+            await until_on_loop(lambda: sent_by(third) == 1, within_s=10.0)
+            found = await sync_to_async(decide)(1.0)
+            assert (len(found.scavengers), found.gateways) == (1, ["gw-a", "gw-b", "gw-c"])
 
 
 async def test_requests_of_one_gateway_are_left_to_it():
