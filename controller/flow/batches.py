@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import itertools
 import operator
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
@@ -70,6 +70,20 @@ def effective_deadline(deadlines: Sequence[float]) -> EffectiveDeadline:
     share = tight / len(ordered)
     loose = ordered[tight]
     return EffectiveDeadline(share * ordered[0] + (1 - share) * loose, loose)
+
+
+def loose_deadlines(deadlines: Sequence[float], ends: Iterable[int]) -> list[float]:
+    """D_lo of batches whose deadlines follow on each other, in ascending order. `ends`: how many there are up to the
+    end of each batch; none is empty."""
+    gaps = list(map(operator.sub, deadlines[1:], deadlines))
+    found = []
+    start = 0
+    for end in ends:
+        there = gaps[start : end - 1]
+        widest = max(there, default=0.0)
+        found.append(deadlines[start + there.index(widest) + 1 if widest > 0 else start])
+        start = end
+    return found
 
 
 class Pruned(NamedTuple):

@@ -35,7 +35,7 @@ from controller.core.pruning import (
     QueueReport,
     WaitingPrefill,
 )
-from controller.flow.batches import Batch, BatchRequest, effective_deadline, order_batches
+from controller.flow.batches import Batch, BatchRequest, loose_deadlines, order_batches
 from controller.flow.feasibility import RankedBatches, prune
 
 LINK = "link"
@@ -126,7 +126,7 @@ class Coordinator:
     def _ends(self, rows: Sequence[WaitingPrefill]) -> list[int]:
         """Successive prompts that fit into one step are a batch: how many rows there are up to the end of each. A
         prompt that is longer than a step is a batch of its own."""
-        until = [0, *itertools.accumulate(row.prompt_tokens for row in rows)]
+        until = [0, *itertools.accumulate(map(itemgetter(3), rows))]  # prompt_tokens
         ends: list[int] = []
         start = 0
         while start < len(rows):
@@ -151,13 +151,13 @@ class Coordinator:
             free = -unit.free_slots * sum(slot_tokens) / len(rows)
             columns.append([free / rate, *[each / rate for each in slot_tokens]])
         # What the instance has been sent goes before everything that waits, as a batch that is never too late.
-        bounds = [(0, 1), *((start + 1, end + 1) for start, end in itertools.pairwise((0, *ends)))]
-        due = [math.inf, *(effective_deadline(dues[start - 1 : end - 1]).loose for start, end in bounds[1:])]
+        bounds = [0, 1, *[end + 1 for end in ends]]
+        due = [math.inf, *loose_deadlines(dues, ends)]
         ranked = RankedBatches(
-            [end for _, end in bounds],
+            bounds[1:],
             [now] * len(due),
             due,
-            [[sum(column[start:end]) for column in columns] for start, end in bounds],
+            [[sum(column[start:end]) for column in columns] for start, end in itertools.pairwise(bounds)],
             [range(len(columns))] * len(columns[0]),
             [1.0, *value],
             [dict(enumerate(column)) for column in columns],

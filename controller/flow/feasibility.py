@@ -6,10 +6,10 @@ the same for those that have names.
 
 from __future__ import annotations
 
-import heapq
 import operator
 from bisect import bisect_left
 from collections.abc import Iterable, Mapping, Sequence
+from heapq import heappop, heappush
 from typing import NamedTuple
 
 LEAST_VALUE = 1e-6
@@ -85,14 +85,22 @@ def _cuts(
     ports, loads = batches.ports, batches.loads
     computed, due = batches.computed[batch], batches.due[batch]
     cuts: list[Cut] = []
+    taken, before = candidates.taken, -1
     while (busy := max(ahead)) > 0:
         finish = computed + busy
         if finish <= due or len(cuts) >= most:
             return cuts, finish
         port = ahead.index(busy)
-        request = candidates.take(port)
-        if request is None:
+        if port != before:
+            before, there = port, candidates.on(port)
+            heap, order, popped = there.heap, there.order, there.popped
+        while heap:
+            popped.append(place := heappop(heap))
+            if not taken[request := order[place]]:
+                break
+        else:
             return cuts, finish  # nobody who may be pruned loads the bottleneck
+        taken[request] = True
         cuts.append((request, port, batch, finish))
         for each in ports[request]:
             left = ahead[each] - loads[each][request]
@@ -108,7 +116,7 @@ class _Candidates:
         self._batches = batches
         self._first = self._end = 0
         self._sorted: dict[int, _Sorted] = {}
-        self._taken = bytearray(len(batches.ports))
+        self.taken = bytearray(len(batches.ports))  # by request
 
     def reach(self, end: int, first: int) -> None:
         """From now on requests from number `first` to before `end` may be pruned, of those that were not."""
@@ -117,22 +125,14 @@ class _Candidates:
             self._first = first
             self._sorted.clear()
 
-    def take(self, port: int) -> int | None:
-        """Remove the heaviest on this port; None if there is none."""
+    def on(self, port: int) -> _Sorted:
+        """Those that load this port, as far as batches have come, with those that were taken for another one."""
         there = self._sorted.get(port)
         if there is None:
             there = self._sorted[port] = _Sorted(self._batches, port, self._first)
         if there.end < self._end:
             there.reach(self._end)
-        heap, order, taken = there.heap, there.order, self._taken
-        while heap:
-            place = heapq.heappop(heap)
-            there.popped.append(place)
-            request = order[place]
-            if not taken[request]:
-                taken[request] = True
-                return request
-        return None
+        return there
 
     def keep(self) -> None:
         """What was taken stays so."""
@@ -143,9 +143,9 @@ class _Candidates:
         """These, which were taken since the last `keep`, may be pruned again."""
         for there in self._sorted.values():
             for place in there.popped:
-                heapq.heappush(there.heap, place)
+                heappush(there.heap, place)
         for request, *_ in cuts:
-            self._taken[request] = False
+            self.taken[request] = False
         self.keep()
 
 
@@ -168,12 +168,14 @@ class _Sorted:
         }
         self._requests = list(weights)
         self.order = sorted(weights, key=weights.__getitem__, reverse=True)  # of equal ones the first stays in front
-        places = dict(zip(self.order, range(len(weights)), strict=True))
+        places = [0] * len(value)  # by request
+        for place, request in enumerate(self.order):
+            places[request] = place
         self._places = [places[request] for request in weights]
         self._next = 0
 
     def reach(self, end: int) -> None:
         until = bisect_left(self._requests, end, self._next)
         for place in self._places[self._next : until]:
-            heapq.heappush(self.heap, place)
+            heappush(self.heap, place)
         self.end, self._next = end, until

@@ -1,11 +1,12 @@
 """Worked examples M4 and M5: robust effective deadlines, feasibility and pruning."""
 
+import itertools
 import random
 
 import pytest
 
 from controller.core.errors import ConfigError
-from controller.flow.batches import Batch, BatchRequest, effective_deadline, order_batches
+from controller.flow.batches import Batch, BatchRequest, effective_deadline, loose_deadlines, order_batches
 from tests.controller.flow.slow_batches import order_slowly
 
 
@@ -23,6 +24,17 @@ from tests.controller.flow.slow_batches import order_slowly
 )
 def test_m4_robust_effective_deadline(deadlines, red, loose):
     assert effective_deadline(deadlines) == pytest.approx((red, loose))
+
+
+def test_d_lo_of_batches_in_a_row_is_that_of_each():
+    """Some of one request, some of equal deadlines, some of equal gaps."""
+    rng = random.Random(3)
+    for _ in range(200):
+        sizes = [rng.randint(1, 6) for _ in range(rng.randint(0, 8))]
+        deadlines = sorted(float(rng.randint(0, 12)) for _ in range(sum(sizes)))
+        ends = list(itertools.accumulate(sizes))
+        each = [effective_deadline(deadlines[end - size : end]).loose for size, end in zip(sizes, ends, strict=True)]
+        assert loose_deadlines(deadlines, ends) == each
 
 
 def test_no_deadlines_have_no_effective_one():
