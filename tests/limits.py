@@ -9,7 +9,7 @@ place, so that the test fails, its fixtures stop what they started, and later te
 
 - asyncio gives an error that is raised within a task to that task, which need not be the test's, and drops one of other
   callbacks. Raised while the loop waits, it ends the test.
-- Playwright's loop runs in a greenlet of its own and would be lost for all later tests. The test waits in another one.
+- So it is with Playwright's loop, which runs in a greenlet of its own: it hands on what is raised while it waits.
 - The test's frames are not on the stack while its loop waits. The stacks of tasks and of other threads are printed.
 - What ends the test may hang too. The teardown has the same limit, and an error that was swallowed is raised again.
 """
@@ -78,7 +78,7 @@ class Alarm:
             self._left_alone += 1
             signal.setitimer(signal.ITIMER_REAL, IN_A_CALLBACK_S, AGAIN_S)
             return
-        raise_in_test(pytest.fail.Exception(f"It took longer than its limit of {self.limit_s:g} s (tests/limits.py)."))
+        raise pytest.fail.Exception(f"It took longer than its limit of {self.limit_s:g} s (tests/limits.py).")
 
 
 def running_loop() -> asyncio.AbstractEventLoop | None:
@@ -93,21 +93,6 @@ def within_a_callback(frame: FrameType | None) -> bool:
     while frame is not None and frame.f_code is not asyncio.Handle._run.__code__:
         frame = frame.f_back
     return frame is not None
-
-
-def raise_in_test(error: BaseException) -> None:
-    """In the first greenlet, if another one runs: that goes on where it was when the test waits for it again."""
-    __tracebackhide__ = True
-    if "greenlet" not in sys.modules:
-        raise error
-    import greenlet
-
-    first = here = greenlet.getcurrent()
-    while first.parent is not None:
-        first = first.parent
-    if first is here:
-        raise error
-    first.throw(error)
 
 
 def print_stacks(loop: asyncio.AbstractEventLoop | None) -> None:

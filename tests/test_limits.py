@@ -87,28 +87,6 @@ async def test_loop_waits():
 async def test_loop_is_blocked():
     time.sleep(60)
 
-@pytest.fixture(scope="module")
-def fiber():
-    import greenlet
-    def turns():
-        while True:
-            time.sleep(0.01)
-            if done:
-                done.clear()
-                test.switch("served")
-    test, done, made = greenlet.getcurrent(), [], greenlet.greenlet(turns)
-    yield made, done
-
-def test_greenlet_waits(fiber):
-    made, done = fiber
-    here_it_waits_for_the_other = made.switch()
-
-@pytest.mark.timeout(30)
-def test_greenlet_goes_on(fiber):
-    made, done = fiber
-    done.append(True)
-    assert made.switch() == "served"
-
 @pytest.mark.timeout(30)
 def test_after():
     time.sleep(0.1)
@@ -145,7 +123,6 @@ def section(said: str, test: str) -> str:
         ("test_stops", "in hanging_stop|time.sleep"),
         ("test_loop_waits", "in waits_for_ever"),
         ("test_loop_is_blocked", "time.sleep"),
-        ("test_greenlet_waits", "here_it_waits_for_the_other = "),
     ],
 )
 def test_a_test_that_hangs_fails_and_says_where(run: tuple[str, str], test: str, where: str) -> None:
@@ -158,7 +135,7 @@ def test_the_others_pass_and_what_hangs_after_a_failure_is_ended_too(run: tuple[
     said, _ = run
     summary = {line for line in said.splitlines() if re.match("(PASSED|FAILED|ERROR) .*::", line)}
     ends = {(line.split()[0], line.split("::")[1].split()[0]) for line in summary}
-    assert {name for end, name in ends if end == "PASSED"} == {"test_stops", "test_greenlet_goes_on", "test_after"}
+    assert {name for end, name in ends if end == "PASSED"} == {"test_stops", "test_after"}
     assert {name for end, name in ends if end == "ERROR"} == {"test_starts", "test_stops", "test_fails_and_stops"}
     assert "its own failure" in said
 
