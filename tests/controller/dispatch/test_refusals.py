@@ -6,9 +6,10 @@ import pytest
 
 from controller.core import events as ev
 from controller.core.errors import ConfigError, UnknownName
+from controller.core.types import InstanceSpec, LatencyCoefficients, Load
 from controller.dispatch import build_dispatcher
 from controller.dispatch.dispatcher import DispatchConfig
-from tests.controller.dispatch.fleet import kinds, request, sends, up
+from tests.controller.dispatch.fleet import SPEED, kinds, request, sends, up
 
 
 def test_waiting_time_ends_a_request_with_its_error():
@@ -129,3 +130,31 @@ def test_a_setting_that_is_no_number_is_refused(field, value):
 def test_unknown_policy_set_lists_the_valid_ones():
     with pytest.raises(UnknownName, match="hyperflexis"):
         build_dispatcher("best")
+
+
+SLOW = LatencyCoefficients(*(40 * each for each in SPEED))
+
+
+@pytest.mark.parametrize("left", [ev.InstanceDraining("quick"), ev.Telemetry("quick", Load(0.0, awake=False))])
+def test_an_instance_that_drains_or_sleeps_keeps_no_target_of_a_new_request(left):
+    """Beside one that serves, which is too slow for it. A client that waited for the first would wait in vain."""
+    dispatcher = build_dispatcher("slackline")
+    slow = ev.InstanceUp(InstanceSpec("slow", "m", latency=SLOW, max_num_seqs=32))
+    dispatcher.handle([up("quick"), slow], 0.0)
+    asked = {"ttft": 0.5, "prompt": 2000}
+    assert sends(dispatcher.handle([ev.Arrived(request("before", **asked))], 0.0)) == [("before", "quick")]
+    dispatcher.handle([left], 0.1)
+    assert kinds(dispatcher.handle([ev.Arrived(request("after", 0.1, **asked))], 0.1), ev.Refuse) == ["after"]
+    dispatcher.handle([ev.InstanceUp(InstanceSpec("other", "m", latency=SPEED, max_num_seqs=32))], 0.2)
+    assert sends(dispatcher.handle([ev.Arrived(request("then", 0.2, **asked))], 0.2)) == [("then", "other")]
+
+
+def test_who_waits_is_judged_again_when_the_only_quick_instance_leaves():
+    """It was in time to wait for the quick one's slot; without it, it is late already and goes to the slow one."""
+    dispatcher = build_dispatcher("slackline")
+    slow = ev.InstanceUp(InstanceSpec("slow", "m", latency=SLOW, max_num_seqs=32))
+    dispatcher.handle([up("quick", slots=1), slow, ev.Arrived(request("first", ttft=5.0, output=100))], 0.0)
+    asked = {"ttft": 3.0, "prompt": 2000}
+    assert sends(dispatcher.handle([ev.Arrived(request("waits", 0.1, **asked))], 0.1)) == []
+    reply = dispatcher.handle([ev.InstanceDown("quick")], 0.2)
+    assert ("waits", "slow") in sends(reply)
