@@ -13,7 +13,8 @@ import pytest
 from tests.waiting import until
 
 SCRIPT = (Path(__file__).resolve().parent.parent / ".ci" / "run").read_text()
-SLOW = "echo began; python3 -c 'import time; time.sleep(60)'; echo went on"
+# Python may be interrupted while it starts, at the lowest priority; then it ends by itself and bash would go on.
+SLOW = "echo began; python3 -I -S -c 'import time; time.sleep(60)' && echo went on"
 LIMIT_S = 4
 ENDED_S = 40.0  # it would go on for a minute
 
