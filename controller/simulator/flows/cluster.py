@@ -117,7 +117,7 @@ class PrefillShape:
     def experts_s(self, tokens: float) -> float:
         """The experts of one group of layers, for `tokens` of all ranks together.
 
-        Tokens are exchanged before, so the experts of all ranks compute them, evenly: a batch on one rank alone
+        Tokens are exchanged before, so the experts of all ranks compute them, here evenly: a batch on one rank alone
         does not wait for that rank's experts alone.
         """
         return self._seconds(2.0 * self.model.expert_parameters * tokens / self.ranks)
@@ -135,6 +135,15 @@ class PrefillShape:
         gathered = self.model.kv_layer_bytes * own_tokens * (self.sequence_parallel - 1)
         each = self.model.hidden * BYTES_OF_VALUE * self.model.experts_per_token
         return self.group_layers * (gathered + each * (own_tokens + mean_tokens) * self.remote_share)
+
+    @property
+    def token_bytes(self) -> float:
+        """Of a token on its way to all of its experts in one group of layers."""
+        return self.group_layers * self.model.hidden * BYTES_OF_VALUE * self.model.experts_per_token
+
+    def gathered_bytes(self, own_tokens: float) -> float:
+        """The part of `collective_bytes` that goes between parts of a sequence."""
+        return self.group_layers * self.model.kv_layer_bytes * own_tokens * (self.sequence_parallel - 1)
 
     def kv_bytes(self, tokens: float) -> float:
         """Bytes that move for the KV of these tokens in one group of layers."""

@@ -17,7 +17,7 @@ from typing import NamedTuple, Protocol
 
 from controller.core.errors import ConfigError
 from controller.core.noise import standard_normal
-from controller.flow.batches import Batch, BatchRequest, order_batches
+from controller.flow.batches import Batch, BatchOrder, BatchRequest, order_batches
 from controller.flow.flows import FlowStage, MsFlow
 from controller.flow.policies import FlowPolicy
 from controller.flow.scheduler import (
@@ -29,6 +29,7 @@ from controller.flow.scheduler import (
     OrderSent,
 )
 from controller.simulator.flows.cluster import PrefillShape
+from controller.simulator.flows.experts import ExpertSettings, SimulatedExperts
 from controller.simulator.flows.fabric import FatTree
 from controller.simulator.flows.run import FlowRun
 
@@ -66,8 +67,10 @@ class PrefillSettings:
     - `by_class`: what is not a sender's own port orders flows by the class of their packets alone; else each port by
       their ranks, as no switch can.
     - `load_error`: standard deviation of the factor, lognormal with mean 1, by which the order's load of a port by a
-      request is wrong, as where history says which experts tokens go to (MFS app. B). One draw for each port and
-      request, by `seed`; what is sent is not changed.
+      request is wrong, whatever the reason. One draw for each port and request, by `seed`; what is sent is not
+      changed.
+    - `experts`: how unequally tokens go to the ranks that hold experts, by draws of `seed`, and whether orders learn it
+      (MFS app. B). Targets are those of even shares.
     """
 
     shape: PrefillShape
@@ -84,6 +87,7 @@ class PrefillSettings:
     leaf_servers: int = 0
     by_class: bool = False
     load_error: float = 0.0
+    experts: ExpertSettings = field(default_factory=ExpertSettings)
     seed: int = 0
 
     def __post_init__(self) -> None:
@@ -99,6 +103,8 @@ class PrefillSettings:
             raise ConfigError("leaf_servers must not be negative", field="leaf_servers")
         if not 0 <= self.load_error < math.inf:
             raise ConfigError("load_error must be finite and not negative", field="load_error")
+        if self.experts.uneven and not self.shape.model.experts_per_token:
+            raise ConfigError(f"{self.shape.model.name} has no experts", field="experts")
 
 
 def alone_s(shape: PrefillShape, request: PrefillRequest, remote: bool = True) -> float:
@@ -189,6 +195,9 @@ class PrefillRun:
             for rank in range(self.shape.ranks)
         ]
         ports = {f"{host}.{side}": self.shape.port_bytes_per_s for host in hosts for side in ("out", "in")}
+        self._experts: SimulatedExperts | None = None
+        if settings.experts.uneven:
+            self._experts = SimulatedExperts(self.shape, settings.experts, settings.seed)
         self._tree: FatTree | None = None
         if settings.leaf_servers:
             per_leaf = max(1, settings.leaf_servers * self.shape.gpus_per_server // self.shape.rank_gpus)
@@ -197,6 +206,7 @@ class PrefillRun:
         config = FlowSchedulerConfig(settings.period_s)
         self.network: PrefillNetwork = FlowRun(ports, policy, config, settings.report_s, settings.by_class)
         self.collective_s: list[float] = []  # duration of each exchange
+        self.on_order: Callable[[Sequence[Batch], BatchOrder], None] = lambda batches, order: None
         self._served: dict[str, ServedPrefill] = {}
         self._queues: list[list[_Batch]] = [[] for _ in range(settings.instances)]
         self._batches: dict[str, _Batch] = {}
@@ -340,6 +350,8 @@ class PrefillRun:
         if batch is not None and batch.requests:
             queue.remove(batch)
             queue.insert(0, batch)
+            if self._experts is not None:
+                self._experts.begin(batch.id, self.now)
             self._reach(batch, 0)
 
     def _fetched(self, batch: _Batch) -> bool:
@@ -361,15 +373,22 @@ class PrefillRun:
         work = [0.0] * self.shape.ranks
         for each in batch.requests:
             work[each.rank] += self.shape.dense_s(each.new_tokens, each.request.prompt_tokens)
-        seconds = max(work) + self.shape.experts_s(sum(batch.tokens))  # an exchange waits for the slowest rank
+        slowest = self._experts.slowest(batch.id, batch.group) if self._experts is not None else 1.0
+        seconds = max(work) + slowest * self.shape.experts_s(sum(batch.tokens))  # an exchange waits for that rank
         self._at(self.now + seconds, lambda: self._exchange(batch))
 
+    def _exchanged(self, batch: _Batch) -> list[float]:
+        """What each rank sends, and receives, in the exchange of the batch's group."""
+        if self._experts is None:
+            mean = sum(batch.tokens) / self.shape.ranks
+            return [self.shape.collective_bytes(own, mean) for own in batch.tokens]
+        routed = self._experts.sent(batch.id, batch.group, batch.tokens)
+        return [self.shape.gathered_bytes(own) + size for own, size in zip(batch.tokens, routed, strict=True)]
+
     def _exchange(self, batch: _Batch) -> None:
-        mean = sum(batch.tokens) / self.shape.ranks
         unit, layer = f"p{batch.instance}", batch.group
         ids, singles = tuple(each.request.id for each in batch.requests), self.shape.collective_flows
-        for rank in range(self.shape.ranks):
-            size = self.shape.collective_bytes(batch.tokens[rank], mean)
+        for rank, size in enumerate(self._exchanged(batch)):
             if size <= 0:
                 continue
             out, into = f"{unit}.{rank}.out", f"{unit}.{rank}.in"
@@ -395,6 +414,8 @@ class PrefillRun:
             self._reach(batch, batch.group + 1)
             return
         batch.group += 1
+        if self._experts is not None:
+            self._experts.end(batch.id, sum(batch.tokens))
         for each in batch.requests:
             each.computed_at = self.now
             self._maybe_served(each)
@@ -475,6 +496,7 @@ class PrefillRun:
         bandwidth = {name: self.shape.port_bytes_per_s for batch in batches for r in batch.requests for name in r.load}
         budget = int(self.settings.budget * sum(len(batch.requests) for batch in batches))
         found = order_batches(batches, bandwidth, budget, self.now, in_vain=self.settings.in_vain)
+        self.on_order(batches, found)
         self._pruned |= found.scavengers
         self._sequence += 1
         order = OrderSent(self._sequence, found.order, found.scavengers, self.now + 1.0)
@@ -518,20 +540,16 @@ class PrefillRun:
 
     def _as_batch(self, batch: _Batch) -> Batch:
         """What is left of a batch: computing of the groups to come, and bytes by port and request, as far as they are
-        known (`load_error`)."""
-        left = self.shape.groups - max(0, batch.group)
-        mean = sum(batch.tokens) / self.shape.ranks
+        known (`load_error`, `experts`)."""
+        groups = range(max(0, batch.group), self.shape.groups)
+        left = len(groups)
         busiest = max(batch.tokens)
         context = max(each.request.prompt_tokens for each in batch.requests)
         requests = []
         for each in batch.requests:
             out, into = f"p{batch.instance}.{each.rank}.out", f"p{batch.instance}.{each.rank}.in"
-            own = each.new_tokens
-            exchanged = self.shape.collective_bytes(own, own * mean / max(1.0, batch.tokens[each.rank])) * left
-            load = {
-                out: exchanged + self.shape.kv_bytes(each.request.prompt_tokens) * left,
-                into: exchanged,
-            }
+            load = self._expected_exchanges(batch, each, groups)
+            load[out] += self.shape.kv_bytes(each.request.prompt_tokens) * left
             if each.source and each.fetched < self.shape.groups:
                 fetch = self.shape.kv_bytes(each.request.reuse_tokens) * (self.shape.groups - each.fetched)
                 load[into] += fetch
@@ -539,8 +557,22 @@ class PrefillRun:
             load = {port: size * self._load_factor(each.request.id, port) for port, size in load.items()}
             held = batch.begun and each.fetched < self.shape.groups  # pruned, its reuse would hold up the others
             requests.append(BatchRequest(each.request.id, each.due, load, exempt=held))
-        compute = (self.shape.dense_s(busiest, context) + self.shape.experts_s(sum(batch.tokens))) * left
+        slowest = self._experts.expected_slowest(groups) if self._experts is not None else 1.0
+        compute = (self.shape.dense_s(busiest, context) + slowest * self.shape.experts_s(sum(batch.tokens))) * left
         return Batch(batch.id, f"p{batch.instance}", compute, requests)
+
+    def _expected_exchanges(self, batch: _Batch, each: _Request, groups: range) -> dict[str, float]:
+        """Bytes by port that a request adds to the exchanges of these groups. With even shares a rank's answers to
+        others count as those of its own requests, else they are of the requests whose tokens come to it."""
+        own = each.new_tokens
+        if self._experts is None:
+            mean = sum(batch.tokens) / self.shape.ranks
+            size = self.shape.collective_bytes(own, own * mean / max(1.0, batch.tokens[each.rank]))
+            by_rank = {each.rank: size * len(groups)}
+        else:
+            by_rank = {each.rank: 0.0, **self._experts.expected_loads(each.rank, own, groups)}
+            by_rank[each.rank] += self.shape.gathered_bytes(own) * len(groups)
+        return {f"p{batch.instance}.{rank}.{side}": size for rank, size in by_rank.items() for side in ("out", "in")}
 
     def _load_factor(self, request: str, port: str) -> float:
         """Drawn by names and not in turn, so that it is the same under every policy."""

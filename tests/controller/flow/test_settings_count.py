@@ -21,6 +21,7 @@ from controller.flow.scheduler import (
     Submitted,
 )
 from controller.simulator.flows.cluster import ModelShape, PrefillShape
+from controller.simulator.flows.experts import ExpertSettings
 from controller.simulator.flows.prefill import PrefillRequest, PrefillRun, PrefillSettings
 from tests.controller.flow.test_coordinator import NOW, report, waiting
 from tests.controller.flow.test_gate import Host
@@ -56,6 +57,7 @@ PREFILL = {
     "by_class": True,
     "load_error": 1.0,
 }
+EXPERTS = {"skew": 2.0, "drift_s": 1.0, "error": 1.0, "by_layer": True, "history": False}
 
 
 @pytest.mark.parametrize(
@@ -64,7 +66,8 @@ PREFILL = {
         (DeferAndPromote.Config, POLICY, ()),
         (GateConfig, GATE, ()),
         (CoordinatorConfig, COORDINATOR, ()),
-        (PrefillSettings, PREFILL, ("shape", "seed")),  # the seed is that of `load_error`
+        (PrefillSettings, PREFILL, ("shape", "experts", "seed")),  # the seed is that of `load_error` and `experts`
+        (ExpertSettings, EXPERTS, ()),
     ],
 )
 def test_every_setting_is_tried_below(config, tried, besides):
@@ -164,3 +167,21 @@ def first_tokens(settings):
 def test_a_setting_of_simulated_prefills_changes_first_tokens(name):
     before = PrefillSettings(SHAPE, 4, budget=0.5)
     assert first_tokens(before) != first_tokens(replace(before, **{name: PREFILL[name]}))
+
+
+MIXTURE = PrefillShape(
+    ModelShape("Mixtral 8x22B", 56, 6144, 48, 8, 128, 5e9, 34e9, 2), tensor_parallel=4, ranks=8, nic_bytes_per_s=1e9,
+    groups=4, batch_tokens=4096,
+)  # fmt: skip
+
+
+@pytest.mark.parametrize("name", EXPERTS)
+def test_a_setting_of_experts_changes_first_tokens(name):
+    """Twice ten at once: at the second time something has been learned."""
+    requests = [PrefillRequest(f"q{n}", 3.0 * (n // 10), 500 + 700 * (n % 4), 0, f"x{n}") for n in range(20)]
+    before = ExpertSettings(1.0, error=0.2)
+    found = [
+        PrefillRun(PrefillSettings(MIXTURE, 1, budget=0.5, experts=experts, seed=1), DeferAndPromote).serve(requests)
+        for experts in (before, replace(before, **{name: EXPERTS[name]}))
+    ]
+    assert found[0] != found[1]
