@@ -92,8 +92,8 @@ def test_layers_may_have_popular_ranks_of_their_own():
 
 
 def watched(monkeypatch, settings, seed, load):
-    """Of each order the time, and by batch its computing and loads by request and port; when batches ended; bytes of exchanges by port and
-    batch."""
+    """Of each order the time, and by batch its computing and loads by request and port; when batches ended; bytes of
+    exchanges by port and batch."""
     orders, ended, sent = [], [], {}
     end, submit = SimulatedExperts.end, FlowRun.submit_all
 
