@@ -12,7 +12,7 @@ from collections.abc import Callable
 from typing import Any
 
 from controller.core.kv_links import KvMoved
-from workers.engine.kv.pauses import KvArrivals
+from workers.engine.kv.progress import KvArrivals
 from workers.engine.kv.wire import (
     CLASSES,
     GOT_IT,

@@ -24,7 +24,7 @@ from typing import Any, NamedTuple
 from controller.core.kv_links import INT64, OTHER_MODEL, moved_from_json
 from controller.core.steps import Seq
 from workers.engine.kv.digests import HASH_BYTES, MOST_BLOCKS, Digest, digest_of
-from workers.engine.kv.pauses import Came, KvArrivals
+from workers.engine.kv.progress import Came, KvArrivals
 from workers.engine.kv.store import ASKED_FOR, KvMismatch, KvStore, Layout
 from workers.engine.kv.wire import (
     CLASSES,

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from controller.core.kv_links import MOST_PAUSES, KvMoved, moved_from_json
-from workers.engine.kv.pauses import SHORTEST_PAUSE_S, Came, KvArrivals
+from workers.engine.kv.progress import SHORTEST_PAUSE_S, Came, KvArrivals
 
 
 class Clock:
