@@ -22,8 +22,8 @@ We measured figures of five papers again, each under the paper's own workload. *
 writes the texts and pages for the stored results and runs nothing. Concord's part `agents` needs a trace that is not
 shipped: `--paper concord --part agents --traces DIR`.
 
-A paper takes one core for 12 (FlowPrefill) to about 110 minutes (MFS, whose limit of 60 is missed); each page says
-how long its parts took.
+A paper takes one core for 12 (FlowPrefill) to about 86 minutes (MFS, whose limit of 60 is missed); each page says how
+long its parts took.
 
 All papers but Kairos run in the simulator: the dispatcher, engine schedulers, mapping and scaler that serve, on fitted
 latency profiles and virtual time. Kairos runs the same engine schedulers in an event loop of its own
