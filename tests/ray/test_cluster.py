@@ -20,8 +20,10 @@ class Told(Cluster):
     def __init__(self, nodes: list[list[str] | Exception], states: list[str] | None = None) -> None:
         super().__init__()
         self.lists, self.states = nodes, states or []
+        self.looks = 0
 
     def alive(self) -> list[str]:
+        self.looks += 1
         found = self.lists.pop(0) if len(self.lists) > 1 else self.lists[0]
         if isinstance(found, Exception):
             raise found
@@ -49,7 +51,9 @@ def added(made: Told) -> None:
 
 
 def test_a_node_that_has_joined_before_the_first_look_is_seen() -> None:
-    added(Told([["10.0.0.1", NODE]]))
+    made = Told([["10.0.0.1", NODE]])
+    added(made)
+    assert made.looks == 1, "it waits for nothing more"
 
 
 def test_a_node_is_waited_for_while_others_are_alive_and_the_head_answers_late() -> None:
