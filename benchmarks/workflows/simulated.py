@@ -4,14 +4,15 @@
 
 The same workflows, their deadlines and the measured step times of the two vLLM, in virtual time. Lengths and stages are
 predicted with an error (`Noisy`), as by an analyser; `--error 0.8` is what the forest's bounds of live runs had.
+
 `--beside-ms` and `--scatter` make the servers those of one small machine: a step takes that much longer while the other
-server runs one, and their speeds vary by a factor whose logarithm has that deviation, from half second to half
-second. Round robin and vLLM's priority by class and by due time are the contenders that need nothing of ours;
-`--overrides` changes settings of slackline. Priorities tell little apart here: the servers have more slots than these
-rates fill. With
-`--hindsight` slackline also serves each plan again and again without the dearest fifth of the workflows that were late,
-until none is: what it keeps then, of all workflows, can be reached by refusing the right ones. No policy knows these
-beforehand.
+server runs one, and their speeds vary by a factor whose logarithm has that deviation, from half second to half second.
+
+Round robin and vLLM's priority by class and by due time are the contenders that need nothing of ours; `--overrides`
+changes settings of slackline. Priorities tell little apart here: the servers have more slots than these rates fill.
+With `--hindsight` slackline also serves each plan again and again without the dearest fifth of the workflows that were
+late, until none is: what it keeps then, of all workflows, can be reached by refusing the right ones. No policy knows
+these beforehand.
 
 Printed for each rate and policy: the share of all workflows in time, and of each type. The last line is JSON:
 `by_rate[]` with `workflow_attainment` and `by_type` of each policy, and slackline's `over_best`.
